@@ -1,0 +1,1 @@
+"""Installed as `sglang_photon.bench`."""
