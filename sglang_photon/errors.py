@@ -6,6 +6,9 @@ line, without a traceback, and exits with `exit_code`.
 
 from __future__ import annotations
 
+import sys
+from typing import NoReturn
+
 
 class PhotonError(Exception):
     """What went wrong, and the remedy, in one line each.
@@ -30,3 +33,17 @@ class UsageError(PhotonError):
     """A flag, an environment variable or a path that cannot be used."""
 
     exit_code = 2
+
+
+def report(error: PhotonError) -> int:
+    """Print an error as one line on stderr and return its exit code."""
+    print(f"sglang-photon: error: {error}", file=sys.stderr, flush=True)
+    return error.exit_code
+
+
+def refuse(error: PhotonError) -> NoReturn:
+    """End the process with an error.
+
+    `SystemExit` passes through handlers that only log an `Exception`, as SGLang's plugin loader does.
+    """
+    raise SystemExit(report(error))

@@ -1,0 +1,120 @@
+"""`python -m sglang_photon.launch_server`: SGLang's launcher with Photon's scheduler process.
+
+Takes every flag of SGLang's own launcher, and the `--photon-*` flags. Multiprocessing imports this
+module again in every child, so it imports nothing heavy before `main` runs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from sglang_photon.arguments import MODEL_PATH, ArgumentList
+from sglang_photon.config import PhotonConfig
+from sglang_photon.errors import PhotonError, UsageError, report
+from sglang_photon.upstream.version import check_version
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 30000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until stopped.
+
+    Args:
+        argv: arguments without the program's name; `sys.argv` when None.
+
+    Returns:
+        The exit code; an error that a person can mend is one line on stderr.
+    """
+    try:
+        _launch(list(sys.argv[1:] if argv is None else argv))
+    except PhotonError as error:
+        return report(error)
+    return 0
+
+
+def _launch(argv: list[str]) -> None:
+    config, rest = PhotonConfig.from_command_line(argv, os.environ)
+    check_version(allow_other=config.allow_version)
+    arguments = ArgumentList(rest)
+    wants_help = arguments.has("-h", "--help")
+    if not wants_help:
+        _resolve_model(arguments)
+        _check_port(arguments)
+    _choose_device(arguments)
+    if config.loop == "blocking":
+        arguments.add_default("--disable-overlap-schedule")
+    os.environ.update(config.to_environment())
+    from sglang_photon.upstream import server
+
+    if wants_help:
+        server.print_help()
+    else:
+        server.serve(config, arguments.items)
+
+
+def _resolve_model(arguments: ArgumentList) -> None:
+    from sglang_photon import hub
+    from sglang_photon.reference.models import names
+
+    model_path = arguments.value(*MODEL_PATH)
+    if model_path is None:
+        if arguments.has("--config"):
+            return
+        raise UsageError("No model is given", "Add --model-path, for example --model-path demo")
+    model = names.resolve(model_path)
+    hub.check_model(str(model.path), revision=arguments.value("--revision"), environ=os.environ)
+    arguments.replace(MODEL_PATH, str(model.path))
+    if str(model.path) != model_path:
+        arguments.add_default("--served-model-name", model_path)
+    for flag, value in model.server_flags.items():
+        arguments.add_default(flag, value)
+
+
+def _choose_device(arguments: ArgumentList) -> None:
+    """Bring up the CPU engine, or the stand-ins that were asked for, before SGLang is imported."""
+    from sglang_photon import hardware, reference
+
+    if hardware.serves_on_cpu(arguments, os.environ):
+        plan = hardware.plan_cpu(arguments, os.environ, hardware.usable_cores())
+        os.environ.update(plan.environment)
+        if plan.chosen:
+            _say(f"no GPU is used here; chosen for the CPU: {' '.join(plan.chosen)}")
+    if reference.wanted(os.environ):
+        os.environ.update(reference.child_environment(os.environ))
+        reference.install()
+
+
+def _check_port(arguments: ArgumentList) -> None:
+    """Refuse a busy port now: SGLang would find out after loading the model.
+
+    Raises:
+        UsageError: another process listens there, or the host is not an address of this machine.
+    """
+    host = arguments.value("--host") or DEFAULT_HOST
+    port = arguments.number("--port", default=DEFAULT_PORT)
+    if arguments.has("--enable-http-worker-reuseport", "--config"):
+        return
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"Cannot listen on {host}:{port} ({error})",
+            "Choose another port with --port, or stop the process that has it",
+        ) from error
+
+
+def _say(text: str) -> None:
+    print(f"sglang-photon: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Start SGLang's own server with the arguments that SGLang's own launcher takes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from sglang.launch_server import run_server
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import ServerArgs, prepare_server_args
+from sglang.srt.utils import kill_process_tree
+
+from sglang_photon.config import PhotonConfig, add_flags
+from sglang_photon.upstream.install import check_plugin_is_found
+
+
+def serve(config: PhotonConfig, argv: list[str]) -> None:
+    """Run a server until it is told to stop; its processes end with it.
+
+    Args:
+        config: Photon's settings, already in the environment for the child processes.
+        argv: SGLang's arguments, without Photon's flags.
+
+    Raises:
+        PhotonError: the plugin would not reach the scheduler processes.
+    """
+    if not config.stock:
+        check_plugin_is_found(dict(os.environ))
+    load_plugins()
+    try:
+        run_server(prepare_server_args(argv))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+def print_help() -> None:
+    """Print Photon's flags and all of SGLang's."""
+    parser = argparse.ArgumentParser(prog="python -m sglang_photon.launch_server")
+    add_flags(parser.add_argument_group("Photon"))
+    ServerArgs.add_cli_args(parser)
+    parser.print_help()
