@@ -39,31 +39,31 @@ class PipelineError(PhotonError):
         super().__init__(problem, "Report it with the log, and serve with --photon-loop sglang")
 
 
-class NoFreeSlot(PipelineError):
+class NoFreeSlotError(PipelineError):
     """A launch while every slot is in flight or being committed."""
 
 
-class NotSampled(PipelineError):
+class NotSampledError(PipelineError):
     """A launch, a commit or a sampling that needs tokens which do not exist yet."""
 
 
-class OutOfOrder(PipelineError):
+class OutOfOrderError(PipelineError):
     """A step committed or sampled before an older one, or twice."""
 
 
-class UnknownRow(PipelineError):
+class UnknownRowError(PipelineError):
     """A row that was never opened, or was released or withdrawn."""
 
 
-class RowEnded(PipelineError):
+class RowEndedError(PipelineError):
     """A launch or a second end of a row that is finalized."""
 
 
-class RowInFlight(PipelineError):
+class RowInFlightError(PipelineError):
     """A row with references whose resources were asked for."""
 
 
-class TooManyReferences(PipelineError):
+class TooManyReferencesError(PipelineError):
     """A row in more steps than there are slots, or twice in one step."""
 
 
@@ -151,14 +151,18 @@ class Pipeline:
         """Put a step into a free slot and take one reference for each of its rows.
 
         Raises:
-            NoFreeSlot: every slot is in use.
-            NotSampled: the step in flight has not been sampled, so its tokens cannot be read.
-            RowEnded, UnknownRow, TooManyReferences: a row cannot ride.
+            NoFreeSlotError: every slot is in use.
+            NotSampledError: the step in flight has not been sampled, so its tokens cannot be read.
+            RowEndedError, UnknownRowError, TooManyReferencesError: a row cannot ride.
         """
         if not self._free:
-            raise NoFreeSlot(f"Step {self._next_step} has no slot: all {self._slots} are in use")
+            raise NoFreeSlotError(
+                f"Step {self._next_step} has no slot: all {self._slots} are in use"
+            )
         if self._flight and not self._flight[-1].sampled:
-            raise NotSampled(f"Step {self._next_step} would read tokens that are not sampled yet")
+            raise NotSampledError(
+                f"Step {self._next_step} would read tokens that are not sampled yet"
+            )
         self._check_riders(plan.rows)
         handle = LaunchHandle(step=self._next_step, slot=self._free.popleft(), plan=plan)
         self._next_step += 1
@@ -172,26 +176,26 @@ class Pipeline:
         """Mark a step that samples later as sampled: every older step is committed.
 
         Raises:
-            OutOfOrder: an older step is in flight or being committed, or this one is sampled.
+            OutOfOrderError: an older step is in flight or being committed, or this one is sampled.
         """
         step = self._flight[0] if self._flight else None
         if step is None or step.handle is not handle or self._commit is not None or step.sampled:
-            raise OutOfOrder(f"Step {handle.step} cannot be sampled now")
+            raise OutOfOrderError(f"Step {handle.step} cannot be sampled now")
         step.sampled = True
 
     def begin_commit(self) -> PendingCommit:
         """Take the oldest step out of flight; its slot and references stay held. P2.
 
         Raises:
-            OutOfOrder: nothing is in flight, or the commit before is not finished.
-            NotSampled: the step has no tokens yet.
+            OutOfOrderError: nothing is in flight, or the commit before is not finished.
+            NotSampledError: the step has no tokens yet.
         """
         if self._commit is not None:
-            raise OutOfOrder(f"Step {self._commit.handle.step} is still being committed")
+            raise OutOfOrderError(f"Step {self._commit.handle.step} is still being committed")
         if not self._flight:
-            raise OutOfOrder("There is no step to commit")
+            raise OutOfOrderError("There is no step to commit")
         if not self._flight[0].sampled:
-            raise NotSampled(f"Step {self._flight[0].handle.step} has not been sampled")
+            raise NotSampledError(f"Step {self._flight[0].handle.step} has not been sampled")
         handle = self._flight.popleft().handle
         zombies = frozenset(row for row in handle.plan.rows if self._rows[row].finalized)
         self._zombie_rows += len(zombies)
@@ -206,10 +210,10 @@ class Pipeline:
             resources must be released now; the pipeline has forgotten them (P5).
 
         Raises:
-            OutOfOrder: this is not the commit that is open.
+            OutOfOrderError: this is not the commit that is open.
         """
         if pending is not self._commit:
-            raise OutOfOrder(f"Step {pending.handle.step} is not being committed")
+            raise OutOfOrderError(f"Step {pending.handle.step} is not being committed")
         self._commit = None
         self._free.append(pending.handle.slot)
         for row in pending.handle.plan.rows:
@@ -224,11 +228,11 @@ class Pipeline:
             `finish_commit` of the last step that does will name it.
 
         Raises:
-            UnknownRow, RowEnded: it was not running.
+            UnknownRowError, RowEndedError: it was not running.
         """
         state = self._row(row)
         if state.finalized:
-            raise RowEnded(f"Row {row} is finalized twice")
+            raise RowEndedError(f"Row {row} is finalized twice")
         state.finalized = True
         return self._forget_if_done(row)
 
@@ -236,31 +240,31 @@ class Pipeline:
         """Forget a row that leaves without a result (retracted): nothing may refer to it.
 
         Raises:
-            RowInFlight: a step holds it.
-            RowEnded: it has a result, and is released instead.
+            RowInFlightError: a step holds it.
+            RowEndedError: it has a result, and is released instead.
         """
         state = self._row(row)
         if state.inflight_refs:
-            raise RowInFlight(f"Row {row} is withdrawn with {state.inflight_refs} references")
+            raise RowInFlightError(f"Row {row} is withdrawn with {state.inflight_refs} references")
         if state.finalized:
-            raise RowEnded(f"Row {row} is withdrawn after its end")
+            raise RowEndedError(f"Row {row} is withdrawn after its end")
         del self._rows[row]
 
     def _row(self, row: int) -> _Row:
         state = self._rows.get(row)
         if state is None:
-            raise UnknownRow(f"Row {row} is not open")
+            raise UnknownRowError(f"Row {row} is not open")
         return state
 
     def _check_riders(self, rows: tuple[int, ...]) -> None:
         if len(set(rows)) != len(rows):
-            raise TooManyReferences("A row is in one step twice")
+            raise TooManyReferencesError("A row is in one step twice")
         for row in rows:
             state = self._row(row)
             if state.finalized:
-                raise RowEnded(f"Row {row} has ended and would be launched again")
+                raise RowEndedError(f"Row {row} has ended and would be launched again")
             if state.inflight_refs >= self._slots:  # P3
-                raise TooManyReferences(f"Row {row} is in {state.inflight_refs} steps already")
+                raise TooManyReferencesError(f"Row {row} is in {state.inflight_refs} steps already")
 
     def _forget_if_done(self, row: int) -> bool:
         state = self._rows[row]

@@ -16,14 +16,14 @@ from hypothesis.stateful import (
 from sglang_photon.records import LaunchHandle, PendingCommit, StepKind, StepPlan
 from sglang_photon.slots.state import (
     SLOTS,
-    NoFreeSlot,
-    NotSampled,
-    OutOfOrder,
+    NoFreeSlotError,
+    NotSampledError,
+    OutOfOrderError,
     Pipeline,
-    RowEnded,
-    RowInFlight,
-    TooManyReferences,
-    UnknownRow,
+    RowEndedError,
+    RowInFlightError,
+    TooManyReferencesError,
+    UnknownRowError,
 )
 
 EXAMPLES = 250
@@ -154,49 +154,49 @@ class Schedules(RuleBasedStateMachine):
     @precondition(lambda self: len(self.held()) == SLOTS)
     @rule()
     def no_third_launch(self) -> None:
-        with pytest.raises(NoFreeSlot):
+        with pytest.raises(NoFreeSlotError):
             self.pipeline.launch(plan(self.pipeline.open_row()))
         self.running.add(self.pipeline._next_row - 1)
 
     @precondition(lambda self: self.unsampled and len(self.held()) < SLOTS)
     @rule()
     def no_launch_before_sampling(self) -> None:
-        with pytest.raises(NotSampled):
+        with pytest.raises(NotSampledError):
             self.pipeline.launch(plan())
 
     @precondition(lambda self: self.unsampled and (len(self.flying) > 1 or self.reading))
     @rule()
     def no_sampling_before_the_older_commit(self) -> None:
-        with pytest.raises(OutOfOrder):
+        with pytest.raises(OutOfOrderError):
             self.pipeline.sample(self.flying[-1])
 
     @precondition(lambda self: self.reading is not None)
     @rule()
     def one_commit_at_a_time(self) -> None:
-        with pytest.raises(OutOfOrder):
+        with pytest.raises(OutOfOrderError):
             self.pipeline.begin_commit()
 
     @precondition(lambda self: self.may_launch() and self.ended)
     @rule(data=st.data())
     def no_zombie_is_launched_or_ended_again(self, data: st.DataObject) -> None:
         row = data.draw(st.sampled_from(sorted(self.ended)))
-        with pytest.raises(RowEnded):
+        with pytest.raises(RowEndedError):
             self.pipeline.launch(plan(row))
-        with pytest.raises(RowEnded):
+        with pytest.raises(RowEndedError):
             self.pipeline.finalize(row)
 
     @precondition(lambda self: self.gone)
     @rule(data=st.data())
     def no_row_comes_back(self, data: st.DataObject) -> None:
         row = data.draw(st.sampled_from(self.gone))
-        with pytest.raises(UnknownRow):
+        with pytest.raises(UnknownRowError):
             self.pipeline.finalize(row)
 
     @precondition(lambda self: any(self.refs(row) for row in self.running))
     @rule(data=st.data())
     def no_retraction_in_flight(self, data: st.DataObject) -> None:
         row = data.draw(st.sampled_from(sorted(row for row in self.running if self.refs(row))))
-        with pytest.raises(RowInFlight):
+        with pytest.raises(RowInFlightError):
             self.pipeline.withdraw(row)
 
     # P1-P5 after every transition.
@@ -257,7 +257,7 @@ def test_a_popped_slot_is_not_free_before_its_commit_is_finished() -> None:
     pipeline.launch(plan(row))
     pipeline.launch(plan(row))
     pending = pipeline.begin_commit()
-    with pytest.raises(NoFreeSlot):
+    with pytest.raises(NoFreeSlotError):
         pipeline.launch(plan(row))
     pipeline.finish_commit(pending)
     assert pipeline.launch(plan(row)).slot == 0
@@ -283,14 +283,14 @@ def test_a_finished_commit_cannot_be_finished_again() -> None:
     pipeline.launch(plan(pipeline.open_row()))
     pending = pipeline.begin_commit()
     pipeline.finish_commit(pending)
-    with pytest.raises(OutOfOrder):
+    with pytest.raises(OutOfOrderError):
         pipeline.finish_commit(pending)
 
 
 def test_a_row_cannot_ride_twice_in_one_step_or_more_often_than_there_are_slots() -> None:
     pipeline = Pipeline(slots=3)
     row = pipeline.open_row()
-    with pytest.raises(TooManyReferences):
+    with pytest.raises(TooManyReferencesError):
         pipeline.launch(plan(row, row))
     assert pipeline.in_flight == 0
 
@@ -298,12 +298,12 @@ def test_a_row_cannot_ride_twice_in_one_step_or_more_often_than_there_are_slots(
 def test_an_unsampled_step_cannot_be_committed() -> None:
     pipeline = Pipeline()
     handle = pipeline.launch(plan(pipeline.open_row(), later=True))
-    with pytest.raises(NotSampled):
+    with pytest.raises(NotSampledError):
         pipeline.begin_commit()
     pipeline.sample(handle)
     assert pipeline.begin_commit().handle is handle
 
 
 def test_errors_name_the_remedy() -> None:
-    with pytest.raises(UnknownRow, match="--photon-loop sglang"):
+    with pytest.raises(UnknownRowError, match="--photon-loop sglang"):
         Pipeline().finalize(7)
