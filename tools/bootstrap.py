@@ -22,6 +22,7 @@ instead of a syntax error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -63,9 +64,6 @@ def say(text: str) -> None:
     print(f"setup: {text}", flush=True)
 
 
-# ---------------------------------------------------------------------------- which Python
-
-
 def supported(version: Sequence[int]) -> bool:
     """Whether the lock has wheels for this (major, minor)."""
     return OLDEST <= tuple(version[:2]) <= NEWEST
@@ -75,14 +73,9 @@ def probe(executable: str) -> tuple[int, int] | None:
     """The (major, minor) of an interpreter that can make environments, None if it cannot."""
     code = "import ensurepip, sys, venv; print(*sys.version_info[:2])"
     try:
-        found = subprocess.run(
-            [executable, "-I", "-c", code],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            check=True,
-            timeout=20,
-        )
-        major, minor = found.stdout.split()
+        command = [executable, "-I", "-c", code]
+        answer = subprocess.run(command, capture_output=True, check=True, timeout=20).stdout
+        major, minor = answer.split()
         return int(major), int(minor)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
@@ -120,13 +113,9 @@ def choose_python(only_this: bool) -> tuple[str, tuple[int, int]]:
     )
 
 
-# ---------------------------------------------------------------------------- what is in place
-
-
 def gpu_present() -> bool:
     """Whether a CUDA driver and a device are there (nvidia-smi would take a second to say)."""
-    devices = list(Path("/dev").glob("nvidia[0-9]*")) + list(Path("/dev").glob("dxg"))
-    if not devices:
+    if not any(name.startswith("nvidia") or name == "dxg" for name in os.listdir("/dev")):
         return False
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -138,7 +127,7 @@ def gpu_present() -> bool:
 def digest(kind: str) -> str:
     """Identifies everything that the content of `.venv` follows from."""
     sha = hashlib.sha256(f"{kind}\0{ROOT}\0".encode())
-    for path in [ROOT / "pyproject.toml", *sorted(REQUIREMENTS.glob("*.txt"))]:
+    for path in (ROOT / "pyproject.toml", *sorted(REQUIREMENTS.glob("*.txt"))):
         sha.update(path.name.encode() + b"\0" + path.read_bytes())
     return sha.hexdigest()
 
@@ -166,9 +155,6 @@ def wanted_kind(cuda: str, state: dict[str, Any]) -> str:
     if state.get("asked"):
         return str(state.get("kind"))
     return "declared" if gpu_present() else "locked"
-
-
-# ---------------------------------------------------------------------------- running pip
 
 
 def run(command: Sequence[str], *, lock: int) -> bool:
@@ -230,19 +216,12 @@ def failed(what: str) -> SetupError:
     )
 
 
-class Step:
-    """Prints what was done and how long it took."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.start = time.monotonic()
-
-    def done(self) -> None:
-        """Call when the step is over."""
-        say(f"{self.what:<48} {time.monotonic() - self.start:4.0f} s")
-
-
-# ---------------------------------------------------------------------------- the environments
+@contextlib.contextmanager
+def step(what: str) -> Iterator[None]:
+    """Say what was done and how long it took."""
+    start = time.monotonic()
+    yield
+    say(f"{what:<48} {time.monotonic() - start:4.0f} s")
 
 
 def pin(package: str) -> str:
@@ -275,50 +254,50 @@ def install_cpu_torch(lock: int) -> None:
         SetupError: there is none for this Python within reach.
     """
     torch, vision = pin("torch"), pin("torchvision")
-    step = Step(f"torch {torch} (CPU build)")
-    wanted = f"torch=={torch}+cpu"
-    if pip("--no-deps", wanted, lock=lock):
-        return step.done()
-    say(f"pip's sources have no {wanted}, trying {CPU_INDEX}")
-    patience = ("--retries", "1", "--timeout", "20")
-    pair = (wanted, f"torchvision=={vision}+cpu")
-    if pip("--no-deps", *patience, "--index-url", CPU_INDEX, *pair, lock=lock):
-        return step.done()
-    plain = f"torch=={torch}"
-    if not cuda_build(plain, lock) and pip("--no-deps", plain, lock=lock):
-        return step.done()
-    version = ".".join(map(str, probe(str(PYTHON)) or ()))
-    raise SetupError(
-        f"no CPU build of torch {torch} for Python {version} within reach (pip's sources, "
-        f"{CPU_INDEX}; details in {LOG}). Point pip at one (PIP_FIND_LINKS=FOLDER make setup), or "
-        "take the CUDA build and its packages, about 11 GB: make setup CUDA=1"
-    )
+    plain, cpu = f"torch=={torch}", f"torch=={torch}+cpu"
+    with step(f"torch {torch}, CPU build"):
+        if pip("--no-deps", cpu, lock=lock):
+            return
+        say(f"pip's sources have no {cpu}, trying {CPU_INDEX}")
+        index = ("--retries", "1", "--timeout", "20", "--index-url", CPU_INDEX)
+        if pip("--no-deps", *index, cpu, f"torchvision=={vision}+cpu", lock=lock):
+            return
+        if not cuda_build(plain, lock) and pip("--no-deps", plain, lock=lock):
+            return
+        version = ".".join(map(str, probe(str(PYTHON)) or ()))
+        raise SetupError(
+            f"no CPU build of torch {torch} for Python {version} within reach (pip's sources, "
+            f"{CPU_INDEX}; details in {LOG}). Point pip at one (PIP_FIND_LINKS=FOLDER make setup), "
+            "or take the CUDA build and its packages, about 11 GB: make setup CUDA=1"
+        )
 
 
-def install_files(names: Sequence[str], what: str, lock: int) -> None:
-    """Install requirement files, which are complete: nothing is resolved."""
-    step = Step(what)
-    files = [f"--requirement={REQUIREMENTS / name}" for name in names]
-    if not pip("--no-deps", *files, lock=lock):
-        raise failed(what)
-    step.done()
+def install_or_stop(what: str, *arguments: str, lock: int) -> None:
+    """One step of the installation.
+
+    Raises:
+        SetupError: pip failed.
+    """
+    with step(what):
+        if not pip(*arguments, lock=lock):
+            raise failed(what)
 
 
 def install(kind: str, lock: int) -> None:
-    """Fill `.venv`: every step does nothing when it is already done."""
+    """Fill `.venv`: every step does nothing when it is already done.
+
+    The requirement files are complete, so pip resolves nothing (--no-deps).
+    """
+    cpu, demo, dev = (f"--requirement={REQUIREMENTS / n}.txt" for n in ("cpu", "demo", "dev"))
+    project = f"--editable={ROOT}"
     if kind == "locked":
         install_cpu_torch(lock)
-        install_files(["cpu.txt", "demo.txt", "dev.txt"], "locked packages", lock)
-        how = ["--no-deps", "--no-build-isolation"]
-        what = "sglang-photon, editable"
+        install_or_stop("the locked packages", "--no-deps", cpu, demo, dev, lock=lock)
+        here = ("--no-deps", "--no-build-isolation", project)
+        install_or_stop("sglang-photon, editable", *here, lock=lock)
     else:
-        install_files(["demo.txt", "dev.txt"], "packages for demo and tests", lock)
-        how = []
-        what = "sglang-photon, editable, with SGLang and CUDA"
-    step = Step(what)
-    if not pip(*how, "--editable", str(ROOT), lock=lock):
-        raise failed(what)
-    step.done()
+        install_or_stop("packages for demo and tests", "--no-deps", demo, dev, lock=lock)
+        install_or_stop("sglang-photon, SGLang and CUDA packages", project, lock=lock)
 
 
 def stale_reason(state: dict[str, Any], kind: str, version: tuple[int, int] | None) -> str:
