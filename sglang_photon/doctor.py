@@ -133,11 +133,15 @@ def check_sglang() -> Finding:
 
 
 def check_kernels() -> Finding:
-    """Whether SGLang's compiled kernels load, or plain torch stands in for them."""
+    """Whether SGLang's compiled kernels and torchvision load, or plain torch stands in for them."""
     from sglang_photon import reference
 
     state = reference.status()
-    return Finding(name="kernels", ok=True, detail=str(state))
+    parts = {"sgl_kernel": state.kernels, "torchvision": state.torchvision}
+    detail = "; ".join(f"{name} {part.choice} ({part.reason})" for name, part in parts.items())
+    if any(part.choice == "absent" for part in parts.values()):
+        return _failed("kernels", detail, "run pip install . in a fresh environment")
+    return Finding(name="kernels", ok=True, detail=detail)
 
 
 def check_plugin() -> Finding:

@@ -42,9 +42,10 @@ def _launch(argv: list[str]) -> None:
     arguments = ArgumentList(rest)
     wants_help = arguments.has("-h", "--help")
     if not wants_help:
-        _resolve_model(arguments)
         _check_port(arguments)
-    _choose_device(arguments)
+    on_cpu = _choose_device(arguments)
+    if not wants_help:
+        _resolve_model(arguments, on_cpu=on_cpu)
     if config.loop == "blocking":
         arguments.add_default("--disable-overlap-schedule")
     os.environ.update(config.to_environment())
@@ -56,29 +57,35 @@ def _launch(argv: list[str]) -> None:
         server.serve(config, arguments.items)
 
 
-def _resolve_model(arguments: ArgumentList) -> None:
+def _resolve_model(arguments: ArgumentList, *, on_cpu: bool) -> None:
     from sglang_photon import hub
     from sglang_photon.reference.models import names
 
-    model_path = arguments.value(*MODEL_PATH)
-    if model_path is None:
+    given = arguments.value(*MODEL_PATH)
+    if given is None:
         if arguments.has("--config"):
             return
         raise UsageError("No model is given", "Add --model-path, for example --model-path demo")
-    model = names.resolve(model_path)
-    hub.check_model(str(model.path), revision=arguments.value("--revision"), environ=os.environ)
-    arguments.replace(MODEL_PATH, str(model.path))
-    if str(model.path) != model_path:
-        arguments.add_default("--served-model-name", model_path)
-    for flag, value in model.server_flags.items():
+    model = names.resolve(given)
+    hub.check_model(model.path, revision=arguments.value("--revision"), environ=os.environ)
+    arguments.replace(MODEL_PATH, model.path)
+    if model.is_demo:
+        # A colon would mean "model:adapter" in a request.
+        arguments.add_default("--served-model-name", given.replace(":", "-"))
+    for flag, value in (*model.flags, *(model.cpu_flags if on_cpu else ())):
         arguments.add_default(flag, value)
 
 
-def _choose_device(arguments: ArgumentList) -> None:
-    """Bring up the CPU engine, or the stand-ins that were asked for, before SGLang is imported."""
+def _choose_device(arguments: ArgumentList) -> bool:
+    """Bring up the CPU engine, or the stand-ins that were asked for, before SGLang is imported.
+
+    Returns:
+        Whether the server runs on the CPU.
+    """
     from sglang_photon import hardware, reference
 
-    if hardware.serves_on_cpu(arguments, os.environ):
+    on_cpu = hardware.serves_on_cpu(arguments, os.environ)
+    if on_cpu:
         plan = hardware.plan_cpu(arguments, os.environ, hardware.usable_cores())
         os.environ.update(plan.environment)
         if plan.chosen:
@@ -86,6 +93,7 @@ def _choose_device(arguments: ArgumentList) -> None:
     if reference.wanted(os.environ):
         os.environ.update(reference.child_environment(os.environ))
         reference.install()
+    return on_cpu
 
 
 def _check_port(arguments: ArgumentList) -> None:
