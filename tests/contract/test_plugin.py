@@ -100,3 +100,18 @@ def test_photon_and_a_stock_loop_at_once_is_refused(
     with pytest.raises(SystemExit):
         plugin.load()
     assert f"SGLANG_PHOTON_LOOP={loop}" in capsys.readouterr().err
+
+
+def test_an_install_that_fails_in_any_way_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(config: PhotonConfig) -> None:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setenv("SGLANG_PHOTON", "1")
+    monkeypatch.setenv("SGLANG_PHOTON_LOOP", "auto")
+    monkeypatch.setattr("sglang_photon.upstream.install.install", fail)
+    with pytest.raises(SystemExit) as end:
+        plugin.load()
+    assert end.value.code == 1
+    assert "RuntimeError: unforeseen" in capsys.readouterr().err
