@@ -49,7 +49,7 @@ LATE_TORCH = re.compile(rf"{PACKAGE}(\.(cli|config|errors|reference))?")
 SOURCE_FOLDERS = (PACKAGE, "profiling", "bench", "tests", "tools")
 SKIPPED = re.compile(r"\..*cache|\.git|\.venv|\.hypothesis|__pycache__|build|dist|.*\.egg-info")
 MACHINE_PATH = re.compile(
-    r"(?<![\w.~$}])/(?:home|root|tmp|Users|work|var/tmp)/(?!\.cache)[\w.]|\.\./shared\b"
+    r"(?<![\w.~$}])/(?:home|root|tmp|Users|work|var/tmp)/(?!\.cache|\w\b)[\w.]|\.\./shared\b"
 )
 
 
