@@ -48,8 +48,9 @@ LATE_TORCH = re.compile(rf"{PACKAGE}(\.(cli|config|errors|reference))?")
 
 SOURCE_FOLDERS = (PACKAGE, "profiling", "bench", "tests", "tools")
 SKIPPED = re.compile(r"\..*cache|\.git|\.venv|\.hypothesis|__pycache__|build|dist|.*\.egg-info")
+# The home of the made-up user ada is nobody's.
 MACHINE_PATH = re.compile(
-    r"(?<![\w.~$}])/(?:home|root|tmp|Users|work|var/tmp)/(?!\.cache|\w\b)[\w.]|\.\./shared\b"
+    r"(?<![\w.~$}])/(?:home|root|tmp|Users|work|var/tmp)/(?!\.cache|ada\b)[\w.]|\.\./shared\b"
 )
 
 
