@@ -3,4 +3,6 @@
 Importing this package imports neither torch nor sglang.
 """
 
+from __future__ import annotations
+
 __version__ = "0.1.0"

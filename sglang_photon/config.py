@@ -136,7 +136,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _unknown_flag(flag: str, parser: argparse.ArgumentParser) -> UsageError:
     known = [name for action in parser._actions for name in action.option_strings]
-    close = difflib.get_close_matches(flag, known, n=1)
+    close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
     remedy = f"Did you mean {close[0]}?" if close else f"Photon's flags are: {', '.join(known)}"
     return UsageError(f"There is no flag {flag}", remedy)
 

@@ -1,14 +1,13 @@
 """`make demo`: a real server, one question about a picture, one for a JSON box.
 
-Starts the launcher with the embedded demo model, asks through the `openai` client as any user would,
-and prints each question with its answer and where the time went.
+Starts the launcher with the embedded demo model, asks through the `openai` client as any user
+would, and prints each question with its answer and where the time went.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import json
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import openai
+from openai.types.chat import ChatCompletionContentPartParam
 from PIL import Image
 
 from sglang_photon.errors import PhotonError, report
@@ -85,7 +85,7 @@ def ask(url: str, image: Image.Image, question: str, **options: Any) -> Answer:
         question: plain text.
         options: further fields of the chat completion request.
     """
-    content = [
+    content: list[ChatCompletionContentPartParam] = [
         {"type": "image_url", "image_url": {"url": data_url(image)}},
         {"type": "text", "text": question},
     ]
@@ -127,17 +127,15 @@ def data_url(image: Image.Image) -> str:
 
 def _show(url: str, picture: Path, image: Image.Image) -> None:
     schema = {"name": "box", "schema": pictures.SCHEMAS["box"], "strict": True}
+    constrained = {"response_format": {"type": "json_schema", "json_schema": schema}}
     questions: list[tuple[str, dict[str, Any]]] = [
         ("What is in the picture?", {}),
-        (
-            "Give the bounding box of the red circle.",
-            {"response_format": {"type": "json_schema", "json_schema": schema}},
-        ),
+        ("Give the bounding box of the red circle.", constrained),
     ]
     for text, options in questions:
         answer = ask(url, image, text, **options)
         print(f"picture   {picture}")
-        print(f"question  {text}" + (f"  (schema: {json.dumps(schema['schema'])})" if options else ""))
+        print(f"question  {text}{'  (answer constrained by a JSON schema)' if options else ''}")
         print(f"answer    {answer.text}")
         print(f"time      {answer.timing()}\n")
 

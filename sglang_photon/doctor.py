@@ -1,8 +1,8 @@
 """`photon doctor`: whether this machine and this installation can serve, one line per question.
 
-Each check looks at one thing and says what it found; a problem comes with its remedy. Only problems
-that keep a server from starting make the exit code 1: without ptrace, for example, one can serve but
-not profile.
+Each check looks at one thing and says what it found; a problem comes with its remedy. Only
+problems that keep a server from starting make the exit code 1: without ptrace, for example, one
+can serve but not profile.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def main(argv: Sequence[str]) -> int:
         return report(error)
     stopped = any(finding.stops_serving for finding in findings)
     if options.json:
-        print(json.dumps({"serves": not stopped, "checks": [asdict(f) for f in findings]}, indent=2))
+        print(
+            json.dumps({"serves": not stopped, "checks": [asdict(f) for f in findings]}, indent=2)
+        )
     else:
         print("\n".join(_lines(findings)))
     return 1 if stopped else 0

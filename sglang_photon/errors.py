@@ -44,6 +44,7 @@ def report(error: PhotonError) -> int:
 def refuse(error: PhotonError) -> NoReturn:
     """End the process with an error.
 
-    `SystemExit` passes through handlers that only log an `Exception`, as SGLang's plugin loader does.
+    `SystemExit` passes through handlers that only log an `Exception`, as SGLang's plugin loader
+    does.
     """
     raise SystemExit(report(error))

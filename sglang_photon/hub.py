@@ -5,7 +5,6 @@ SGLang finds out in the middle of its argument resolution, with a page of traceb
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,8 +25,8 @@ def check_model(name: str, *, revision: str | None, environ: Mapping[str, str]) 
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
-        HFValidationError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
@@ -37,7 +36,7 @@ def check_model(name: str, *, revision: str | None, environ: Mapping[str, str]) 
     except HFValidationError as error:
         raise UsageError(
             f"--model-path {name!r} is neither a folder nor a model's name",
-            "Give a folder with a config.json, a hub name like Qwen/Qwen2.5-VL-3B-Instruct, or demo",
+            "Give a folder that holds one, a hub name (Qwen/Qwen2.5-VL-3B-Instruct), or demo",
         ) from error
     except GatedRepoError as error:
         raise UsageError(
@@ -47,10 +46,16 @@ def check_model(name: str, *, revision: str | None, environ: Mapping[str, str]) 
         raise UsageError(
             f"The hub has no model {name}", "Check the name, or set HF_TOKEN if it is private"
         ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            return
-        raise UsageError(
-            f"The model {name} is not in the local cache and the hub cannot be reached",
-            "Check the network, or give a folder; --model-path demo needs neither",
-        ) from error
+    except LocalEntryNotFoundError as error:
+        raise _unreachable(name) from error
+    except EntryNotFoundError:
+        return  # The repository is there; formats without a config.json are SGLang's to judge.
+    except (HfHubHTTPError, OSError) as error:
+        raise _unreachable(name) from error
+
+
+def _unreachable(name: str) -> UsageError:
+    return UsageError(
+        f"The model {name} is not in the local cache and the hub cannot be reached",
+        "Check the network, or give a folder; --model-path demo needs neither",
+    )

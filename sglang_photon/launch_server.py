@@ -104,6 +104,8 @@ def _check_port(arguments: ArgumentList) -> None:
     """
     host = arguments.value("--host") or DEFAULT_HOST
     port = arguments.number("--port", default=DEFAULT_PORT)
+    if not 0 < port < 1 << 16:
+        raise UsageError(f"--port is {port}", "Choose a port from 1 to 65535")
     if arguments.has("--enable-http-worker-reuseport", "--config"):
         return
     try:
@@ -113,7 +115,7 @@ def _check_port(arguments: ArgumentList) -> None:
         with socket.socket(family, kind, proto) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UsageError(
             f"Cannot listen on {host}:{port} ({error})",
             "Choose another port with --port, or stop the process that has it",

@@ -32,9 +32,13 @@ def load() -> None:
 def _install(config: PhotonConfig) -> None:
     try:
         from sglang_photon.upstream import install
-    except ImportError as error:
+
+        install.install(config)
+    except PhotonError:
+        raise
+    except Exception as error:
+        # Whatever it is, SGLang would log it and serve unpatched.
         raise PhotonError(
-            f"Photon cannot be loaded into this SGLang ({error})",
-            "Install the SGLang release that `photon doctor` names",
+            f"Photon cannot be installed into this SGLang ({type(error).__name__}: {error})",
+            "Run `photon doctor`, which names what is missing",
         ) from error
-    install.install(config)

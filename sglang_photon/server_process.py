@@ -38,8 +38,8 @@ class ServerProcess:
         stop_limit_s: seconds it may take to end after SIGTERM before it is killed.
 
     Raises:
-        PhotonError: on entry, where the server ends or does not answer in time; holds the last lines
-            of its log.
+        PhotonError: on entry, where the server ends or does not answer in time; holds the last
+            lines of its log.
     """
 
     def __init__(

@@ -28,6 +28,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -115,7 +116,7 @@ def choose_python(only_this: bool) -> tuple[str, tuple[int, int]]:
 
 def gpu_present() -> bool:
     """Whether a CUDA driver and a device are there (nvidia-smi would take a second to say)."""
-    if not any(name.startswith("nvidia") or name == "dxg" for name in os.listdir("/dev")):
+    if not any(re.fullmatch(r"nvidia\d+|dxg", path.name) for path in Path("/dev").iterdir()):
         return False
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -164,12 +165,10 @@ def run(command: Sequence[str], *, lock: int) -> bool:
     orphan to end before it touches `.venv`.
     """
     environment = {k: v for k, v in os.environ.items() if k not in STRAY}
-    environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
-    environment["PIP_ROOT_USER_ACTION"] = "ignore"
+    environment.update(PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_ROOT_USER_ACTION="ignore")
     start = time.monotonic()
     with LOG.open("a", encoding="utf-8", errors="replace") as log:
-        log.write(f"$ {' '.join(command)}\n")
-        log.flush()
+        print("$", *command, file=log, flush=True)
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -37,7 +37,12 @@ __all__ = [
 
 CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
 REFERENCE_OPS = "SGLANG_PHOTON_REFERENCE_OPS"
-SKIP_VERSION_CHECK = "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"
+BARE_CUDA = {
+    # SGLang insists on the kernel wheel's version before it starts.
+    "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
+    # Norms, activations and rotary embedding in upstream's own torch code: no nvcc is needed.
+    "SGLANG_FORCE_FUSED_OP_BACKEND": "torch",
+}
 SITE_FOLDER = Path(__file__).parent / "site"
 
 
@@ -90,14 +95,15 @@ def install() -> InstallReport:
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that child processes need, to be laid over `environ`.
 
-    ``PYTHONPATH`` gets the ``site`` folder in front, once. On a CUDA machine without the kernel
-    wheel, SGLang's check of the wheel's version is switched off as well.
+    ``PYTHONPATH`` gets the ``site`` folder in front, once. Where the explicit switch is on and the
+    kernel wheel is not installed, the variables of `BARE_CUDA` come along, except those that
+    `environ` sets already.
     """
     folder = str(SITE_FOLDER)
     rest = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     variables = {"PYTHONPATH": os.pathsep.join([folder, *(p for p in rest if p != folder)])}
     if environ.get(REFERENCE_OPS) == "1" and _finder.real_spec(PACKAGE) is None:
-        variables[SKIP_VERSION_CHECK] = "1"
+        variables |= {name: value for name, value in BARE_CUDA.items() if name not in environ}
     return variables
 
 

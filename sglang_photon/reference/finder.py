@@ -27,6 +27,7 @@ class Decisions:
     choices: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def set(self, package: str, choice: str, reason: str) -> None:
+        """Records a decision; a later one replaces it."""
         self.choices[package] = (choice, reason)
 
 
@@ -96,7 +97,7 @@ class _KernelLoader(Loader):
 class _StandInLoader(Loader):
     """Makes a submodule of the stand-in."""
 
-    def create_module(self, spec: ModuleSpec) -> None:
+    def create_module(self, spec: ModuleSpec) -> None:  # noqa: ARG002
         return None
 
     def exec_module(self, module: ModuleType) -> None:
@@ -112,6 +113,7 @@ class ReferenceFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Answers for the three packages and the stand-in's submodules; None for all others."""
         if fullname == "torch":
             return self._around(fullname, path, target, after=self.after_torch)
         if fullname == "torchvision":

@@ -17,7 +17,7 @@ REMEDY = (
 )
 
 
-class ReferenceOpMissing(PhotonError, NotImplementedError):
+class ReferenceOpMissing(PhotonError, NotImplementedError):  # noqa: N818
     """A kernel was called that has no reference implementation.
 
     Attributes:
@@ -35,7 +35,7 @@ class ReferenceOpMissing(PhotonError, NotImplementedError):
 def missing(operation: str) -> Callable[..., NoReturn]:
     """A function of any signature that raises `ReferenceOpMissing` for `operation`."""
 
-    def call(*args: Any, **kwargs: Any) -> NoReturn:
+    def call(*_args: Any, **_kwargs: Any) -> NoReturn:
         raise ReferenceOpMissing(operation)
 
     call.__name__ = call.__qualname__ = operation.rpartition(".")[2]

@@ -20,6 +20,7 @@ from sglang_photon.upstream.signatures import check_signatures
 from sglang_photon.upstream.version import check_version
 
 SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+RAY_MODULE = "sglang.srt.ray.scheduler_actor"
 PLUGIN_GROUP = "sglang.srt.plugins"
 PLUGIN_NAME = "photon"
 
@@ -33,6 +34,10 @@ def install(config: PhotonConfig) -> None:
         PhotonError: the wrong SGLang, or one whose internals have moved.
     """
     check_version(allow_other=config.allow_version)
+    if "--use-ray" in sys.argv or RAY_MODULE in sys.modules:
+        from sglang_photon.upstream import ray_actor
+
+        ray_actor.install(config)
     if SCHEDULER_MODULE not in sys.modules:
         return
     check_signatures()

@@ -4,6 +4,11 @@ Costs two dictionary lookups where reference operations are not wanted. A `sitec
 one hides (distributions ship some) is run afterwards, as Python would have done.
 """
 
+# pathlib would cost every process that passes through here milliseconds.
+# ruff: noqa: PTH100, PTH120
+
+from __future__ import annotations
+
 import os
 import sys
 from importlib.machinery import PathFinder

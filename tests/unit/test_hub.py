@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from sglang_photon.errors import UsageError
+from sglang_photon.hub import check_model
+
+ANSWER = httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid/x"))
+
+
+def hub_raises(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> list[str]:
+    asked: list[str] = []
+
+    def download(name: str, file: str, *, revision: str | None) -> str:
+        asked.append(f"{name}/{file}@{revision}")
+        if error is not None:
+            raise error
+        return file
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (HFValidationError("bad"), "neither a folder nor a model's name"),
+        (RepositoryNotFoundError("no", response=ANSWER), "The hub has no model o/m"),
+        (LocalEntryNotFoundError("offline"), "the hub cannot be reached"),
+        (OSError("no route"), "the hub cannot be reached"),
+    ],
+)
+def test_each_failure_is_one_clear_line(
+    error: Exception, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_raises(monkeypatch, error)
+    with pytest.raises(UsageError, match=text):
+        check_model("o/m", revision=None, environ={})
+
+
+def test_a_model_without_a_config_is_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = hub_raises(monkeypatch, EntryNotFoundError("none"))
+    check_model("o/m", revision="r", environ={})
+    assert asked == ["o/m/config.json@r"]
+
+
+def test_folders_urls_and_modelscope_names_do_not_ask_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = hub_raises(monkeypatch, OSError("asked"))
+    check_model(str(tmp_path), revision=None, environ={})
+    check_model("s3://bucket/m", revision=None, environ={})
+    check_model("o/m", revision=None, environ={"SGLANG_USE_MODELSCOPE": "1"})
+    assert asked == []
