@@ -19,7 +19,7 @@ help: ## this list
 
 setup: ## make or update .venv (python: .venv/bin/python)
 	@test -n "$(STARTER)" || { echo "setup: no Python found. Install Python 3.11 or later." >&2; exit 1; }
-	@"$(STARTER)" tools/bootstrap.py --cuda "$(CUDA)" $(if $(PYTHON),--only-this-python)
+	@exec "$(STARTER)" tools/bootstrap.py --cuda "$(CUDA)" $(if $(PYTHON),--only-this-python)
 
 demo: setup ## start a server, ask it about a picture, show the answers, stop
 	@$(RUN) -m sglang_photon.demo $(ARGS)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from sglang_photon.reference.finder import Decisions, ReferenceFinder
+from sglang_photon.reference.finder import Decisions, ReferenceFinder, gist
 from sglang_photon.reference.kernels import PACKAGE, is_stand_in
 from sglang_photon.reference.missing import ReferenceOpMissing
 
@@ -119,7 +119,7 @@ def status() -> InstallReport:
         try:
             import_module(package)
         except (ImportError, OSError, RuntimeError) as error:
-            _decisions.set(package, "absent", f"{package} does not load: {error}")
+            _decisions.set(package, "absent", f"{package} does not load: {gist(error)}")
     return _report()
 
 

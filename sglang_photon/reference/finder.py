@@ -66,6 +66,16 @@ def _restore_loader(module: ModuleType, real: Loader) -> None:
         module.__spec__.loader = real
 
 
+def gist(error: BaseException) -> str:
+    """One line of an error message: the one that names a library, otherwise the first.
+
+    `sgl_kernel` explains over twenty lines that one shared library is missing.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "cannot open shared object file" in line]
+    return (telling or lines or [type(error).__name__])[0]
+
+
 class _KernelLoader(Loader):
     """Executes the real `sgl_kernel`; where that fails, or there is none, furnishes a stand-in."""
 
@@ -84,7 +94,7 @@ class _KernelLoader(Loader):
         try:
             self.real.exec_module(module)
         except (ImportError, OSError) as error:
-            self._stand_in(module, f"sgl_kernel is installed but does not load: {error}")
+            self._stand_in(module, f"sgl_kernel is installed but does not load: {gist(error)}")
         else:
             self.decisions.set(kernels.PACKAGE, "real", "sgl_kernel loads")
 
@@ -128,12 +138,15 @@ class ReferenceFinder(MetaPathFinder):
     def real_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that the finders behind this one give, None where the package is absent."""
+        """The spec that the finders behind this one give, None where the package is absent.
+
+        A folder of that name without code in it (a namespace package) is not the package.
+        """
         for finder in sys.meta_path:
             if isinstance(finder, ReferenceFinder):
                 continue
             spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
+            if spec is not None and spec.origin is not None:
                 return spec
         return None
 
@@ -150,7 +163,9 @@ class ReferenceFinder(MetaPathFinder):
             self.decisions.set("torchvision", "real", "torchvision's own operators load")
             return
         torchvision_ops.define_ops()
-        self.decisions.set("torchvision", "reference", trouble)
+        self.decisions.set(
+            "torchvision", "reference", f"torchvision's own operators do not load: {trouble}"
+        )
 
     def _around(
         self,

@@ -157,10 +157,11 @@ def _per_row(value: Tensor | float, probs: Tensor) -> Tensor:
 
 
 def top_k_renorm_prob(probs: Tensor, top_k: Tensor | int) -> Tensor:
-    """`probs` [B, V] with all but the `top_k` ([B] or one number) largest zero, summing to 1.
+    """`probs` [B, V] with all but the `top_k` ([B] or one number) largest zero; rows sum to 1.
 
-    Entries as large as the smallest kept one are kept too.
+    Entries as large as the smallest kept one are kept too. The result is float32.
     """
+    probs = probs.float()
     ordered = probs.sort(dim=-1, descending=True).values
     last = (_per_row(top_k, probs).long() - 1).clamp(0, probs.shape[-1] - 1)
     kept = probs.masked_fill(probs < ordered.gather(-1, last), 0.0)
@@ -168,7 +169,8 @@ def top_k_renorm_prob(probs: Tensor, top_k: Tensor | int) -> Tensor:
 
 
 def top_p_renorm_prob(probs: Tensor, top_p: Tensor | float) -> Tensor:
-    """`probs` [B, V] cut to the smallest set whose sum reaches `top_p`, summing to 1."""
+    """`probs` [B, V] cut to the smallest set whose sum reaches `top_p`; rows sum to 1; float32."""
+    probs = probs.float()
     ordered, order = probs.sort(dim=-1, descending=True)
     before = ordered.cumsum(dim=-1) - ordered
     kept = ordered.masked_fill(before >= _per_row(top_p, probs), 0.0)

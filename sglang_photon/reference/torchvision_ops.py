@@ -32,7 +32,7 @@ def own_ops_load(package_folders: Sequence[str]) -> str | None:
 
     spec = PathFinder.find_spec("_C", list(package_folders))
     if spec is None or spec.origin is None:
-        return "torchvision has no compiled library here"
+        return "there is no compiled library"
     try:
         torch.ops.load_library(spec.origin)
     except OSError as error:

@@ -1,0 +1,95 @@
+"""Requests for tests: made once, asked in any order, compared as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+from PIL import Image
+
+from sglang_photon.demo import data_url
+from sglang_photon.reference.models import pictures
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One chat request with one user message.
+
+    Attributes:
+        text: the question.
+        images: pictures in front of it, as URLs.
+        system: system prompt; empty is none.
+        options: further fields of the request.
+    """
+
+    text: str
+    images: tuple[str, ...] = ()
+    system: str = ""
+    options: Options = field(default_factory=dict)
+
+    def request(self) -> Options:
+        """Arguments for `client.chat.completions.create`; greedy and short unless said otherwise."""
+        pieces: list[Any] = [{"type": "image_url", "image_url": {"url": i}} for i in self.images]
+        user = {"role": "user", "content": [*pieces, {"type": "text", "text": self.text}]}
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        defaults = {"model": "demo", "temperature": 0, "max_tokens": 24}
+        return {**defaults, "messages": [*system, user], **self.options}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back, without what differs from run to run."""
+
+    texts: tuple[str, ...]
+    finish_reasons: tuple[str, ...]
+    completion_tokens: int
+
+
+def answer(client: openai.OpenAI, ask: Ask) -> Answer:
+    """Ask and wait."""
+    completion = client.chat.completions.create(**ask.request())
+    return Answer(
+        texts=tuple(choice.message.content or "" for choice in completion.choices),
+        finish_reasons=tuple(choice.finish_reason for choice in completion.choices),
+        completion_tokens=completion.usage.completion_tokens,
+    )
+
+
+def json_schema(schema: dict[str, Any]) -> Options:
+    """Options that constrain an answer to a JSON schema."""
+    named = {"name": "answer", "schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+def regex(pattern: str) -> Options:
+    """Options that constrain an answer to a regular expression."""
+    return {"extra_body": {"regex": pattern}}
+
+
+def urls(images: tuple[Image.Image, ...]) -> tuple[str, ...]:
+    """Pictures as data URLs."""
+    return tuple(data_url(image) for image in images)
+
+
+def mixed() -> list[Ask]:
+    """Twenty requests that differ in everything that a scheduler looks at."""
+    ones = list(pictures.heldout(8, seed=3))
+    pairs = list(pictures.heldout(2, seed=4, tasks=pictures.PAIR_TASKS))
+    large = next(iter(pictures.heldout(1, seed=5, size=448)))
+    schema = json_schema(pictures.SCHEMAS["box"])
+    long = {"max_tokens": 64, "extra_body": {"ignore_eos": True}}
+    return [
+        *(Ask(text=e.question, images=urls(e.pictures)) for e in (*ones, *pairs, large)),
+        Ask(text="Give the bounding box.", images=urls(ones[0].pictures), options=schema),
+        Ask(text="Give a number.", options=regex("[0-9]{3}-[0-9]{2}")),
+        Ask(text="Describe the picture.", options=long),
+        Ask(text="What do you see?", images=urls(ones[1].pictures), options=long),
+        Ask(text="Hello.", options={"max_tokens": 1}),
+        Ask(text="Hello.", system="Answer in one word."),
+        Ask(text="What colour is it?", options={"n": 2}),
+        Ask(text="Count the shapes. " * 12),
+        Ask(text="List the shapes.", images=urls(pairs[0].pictures), system="Be brief."),
+    ]

@@ -1,0 +1,43 @@
+"""Fixtures of the server tests.
+
+Starting a server is what these tests pay for: one serves all tests that only ask. It starts at its
+first use and runs to the end, so tests that start servers of their own come before it; on a machine
+with few cores two servers at a time are slower than one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.server.servers import CLEAN, MODEL, Running
+
+SHARED = "auto"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder, and put those on the shared server last of all."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.server)
+    items.sort(key=lambda item: SHARED in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def auto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The demo model under `--photon-loop auto`; its end must leave nothing behind."""
+    folder = tmp_path_factory.mktemp("auto")
+    with Running(arguments=["--model-path", MODEL], folder=folder) as running:
+        yield running
+        ending = running.stop()
+    assert ending == CLEAN, f"left behind; log:\n{running.server.log_tail()}"
+
+
+@pytest.fixture
+def client(auto: Running) -> openai.OpenAI:
+    """A client of the shared server."""
+    return auto.client

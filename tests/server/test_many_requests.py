@@ -1,0 +1,47 @@
+"""Requests that run together: each answer as if it were alone, and an end when nobody listens."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.server.asking import Ask, answer, mixed
+from tests.server.servers import Running, wait_until
+
+ABORT_LIMIT_S = 2.0
+ENDLESS = Ask(
+    text="Describe the picture.", options={"max_tokens": 4000, "extra_body": {"ignore_eos": True}}
+)
+
+
+def test_twenty_at_once_are_answered_as_each_alone(auto: Running) -> None:
+    requests = mixed()
+    alone = [answer(auto.client, ask) for ask in requests]
+    with ThreadPoolExecutor(len(requests)) as pool:
+        together = list(pool.map(lambda ask: answer(auto.client, ask), requests))
+    differing = [
+        (ask.text, one, other)
+        for ask, one, other in zip(requests, alone, together, strict=True)
+        if one != other
+    ]
+    assert not differing
+
+
+def test_closing_the_connection_ends_the_request(auto: Running) -> None:
+    stream = auto.client.chat.completions.create(**ENDLESS.request(), stream=True)
+    chunks = iter(stream)
+    for _ in range(5):
+        next(chunks)
+    wait_until(lambda: auto.running_requests() == 1, limit_s=10)
+    stream.close()
+    wait_until(lambda: auto.running_requests() == 0, limit_s=ABORT_LIMIT_S)
+
+
+def test_others_go_on_when_one_is_closed(auto: Running) -> None:
+    other = Ask(text="What do you see?", options={"max_tokens": 200})
+    alone = answer(auto.client, other)
+    with ThreadPoolExecutor(1) as pool:
+        stream = auto.client.chat.completions.create(**ENDLESS.request(), stream=True)
+        next(iter(stream))
+        beside = pool.submit(answer, auto.client, other)
+        stream.close()
+        assert beside.result(timeout=60) == alone
