@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,17 @@ def test_another_model_in_the_package_is_refused(
         resolve("demo:chat", cache_dir=tmp_path / "cache")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Where other work keeps the cores busy, torch's threads mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.timeout(180)  # 135M parameters are converted and computed with
+@pytest.mark.usefixtures("one_thread")
 def test_the_real_model_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if chat._installed() is None:
         pytest.skip(f"{chat.PACKAGE} {chat.VERSION} is not installed")
