@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 
 from sglang.launch_server import run_server
@@ -11,6 +12,7 @@ from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.srt.utils import kill_process_tree
 
 from sglang_photon.config import PhotonConfig, add_flags
+from sglang_photon.upstream import leftovers
 from sglang_photon.upstream.install import check_plugin_is_found
 
 
@@ -27,10 +29,12 @@ def serve(config: PhotonConfig, argv: list[str]) -> None:
     if not config.stock:
         check_plugin_is_found(dict(os.environ))
     load_plugins()
-    try:
-        run_server(prepare_server_args(argv))
-    finally:
-        kill_process_tree(os.getpid(), include_parent=False)
+    # Ctrl-C is a way to stop a server: uvicorn shuts down first, then raises it again.
+    with leftovers.removed(), contextlib.suppress(KeyboardInterrupt):
+        try:
+            run_server(prepare_server_args(argv))
+        finally:
+            kill_process_tree(os.getpid(), include_parent=False)
 
 
 def print_help() -> None:
