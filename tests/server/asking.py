@@ -31,7 +31,7 @@ class Ask:
     options: Options = field(default_factory=dict)
 
     def request(self) -> Options:
-        """Arguments for `client.chat.completions.create`; greedy and short unless said otherwise."""
+        """Arguments of `client.chat.completions.create`: greedy and short by default."""
         pieces: list[Any] = [{"type": "image_url", "image_url": {"url": i}} for i in self.images]
         user = {"role": "user", "content": [*pieces, {"type": "text", "text": self.text}]}
         system = [{"role": "system", "content": self.system}] if self.system else []
@@ -51,6 +51,7 @@ class Answer:
 def answer(client: openai.OpenAI, ask: Ask) -> Answer:
     """Ask and wait."""
     completion = client.chat.completions.create(**ask.request())
+    assert completion.usage is not None
     return Answer(
         texts=tuple(choice.message.content or "" for choice in completion.choices),
         finish_reasons=tuple(choice.finish_reason for choice in completion.choices),
@@ -80,7 +81,7 @@ def mixed() -> list[Ask]:
     pairs = list(pictures.heldout(2, seed=4, tasks=pictures.PAIR_TASKS))
     large = next(iter(pictures.heldout(1, seed=5, size=448)))
     schema = json_schema(pictures.SCHEMAS["box"])
-    long = {"max_tokens": 64, "extra_body": {"ignore_eos": True}}
+    long = {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
     return [
         *(Ask(text=e.question, images=urls(e.pictures)) for e in (*ones, *pairs, large)),
         Ask(text="Give the bounding box.", images=urls(ones[0].pictures), options=schema),

@@ -29,10 +29,12 @@ def test_one_token(client: openai.OpenAI) -> None:
 
 
 def test_a_system_prompt_is_read(client: openai.OpenAI) -> None:
-    completion = client.chat.completions.create(**QUESTION.request())
-    with_system = Ask(text=QUESTION.text, system="Answer in one word. " * 4)
-    longer = client.chat.completions.create(**with_system.request())
-    assert longer.usage.prompt_tokens > completion.usage.prompt_tokens + 4
+    without = client.chat.completions.create(**QUESTION.request()).usage
+    asked = Ask(text=QUESTION.text, images=QUESTION.images, system="Answer in one word. " * 4)
+    with_system = client.chat.completions.create(**asked.request()).usage
+    assert without is not None
+    assert with_system is not None
+    assert with_system.prompt_tokens > without.prompt_tokens + 4
 
 
 def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
@@ -85,9 +87,7 @@ def test_a_stream_is_the_same_answer_in_pieces(client: openai.OpenAI) -> None:
 
 
 def test_logprobs_agree_with_the_answer(client: openai.OpenAI) -> None:
-    completion = client.chat.completions.create(
-        **QUESTION.request(), logprobs=True, top_logprobs=3
-    )
+    completion = client.chat.completions.create(**QUESTION.request(), logprobs=True, top_logprobs=3)
     choice = completion.choices[0]
     assert choice.logprobs is not None
     tokens = choice.logprobs.content
