@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +60,12 @@ def answer(client: openai.OpenAI, ask: Ask) -> Answer:
         finish_reasons=tuple(choice.finish_reason for choice in completion.choices),
         completion_tokens=completion.usage.completion_tokens,
     )
+
+
+def answers(client: openai.OpenAI, asks: Sequence[Ask], *, at_once: int) -> list[Answer]:
+    """Ask several at a time; the answers are in the order of the requests."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(functools.partial(answer, client), asks))
 
 
 def json_schema(schema: dict[str, Any]) -> Options:

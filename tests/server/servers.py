@@ -2,8 +2,8 @@
 
 `ServerProcess` kills what is left when it stops. A test must not be fooled by that, so `Running`
 stops the server by a signal first and looks for what is left before anything is swept up. Processes
-are recognised by a variable in their environment: it reaches orphans too, and keeps other servers on
-the same machine out of it.
+are recognised by a variable in their environment: it reaches orphans too, and keeps other servers
+on the same machine out of it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 import openai
 import psutil
 
-from sglang_photon.server_process import ServerProcess
+from sglang_photon.server_process import LAUNCHER, ServerProcess
 
-MODEL = "demo:random"
+MODEL = "demo"
 MARK = "PHOTON_TEST_SERVER"
 STOP_LIMIT_S = 60.0
 SHARED_MEMORY = "/dev/shm/"
@@ -65,13 +65,13 @@ class Running:
         arguments: the launcher's arguments.
         folder: for the log.
         environ: variables to add.
-        module: the launcher to run with `python -m`.
+        launcher: the command that takes the arguments.
     """
 
     arguments: Sequence[str]
     folder: Path
     environ: Mapping[str, str] = field(default_factory=dict)
-    module: str = "sglang_photon.launch_server"
+    launcher: Sequence[str] = LAUNCHER
 
     def __enter__(self) -> Running:
         self._mark = uuid.uuid4().hex
@@ -82,7 +82,7 @@ class Running:
             self.arguments,
             log=self.folder / f"server-{self._mark[:8]}.log",
             environ={**self.environ, MARK: self._mark, "TMPDIR": str(self._temporary)},
-            module=self.module,
+            launcher=self.launcher,
         )
         try:
             self.server.__enter__()

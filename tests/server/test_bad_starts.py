@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -134,10 +133,3 @@ def model_folder(place: Place) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     return folder
-
-
-def test_an_unknown_flag_of_sglang(place: Place) -> None:
-    ended = place.start("--model-path", str(model_folder(place)), "--no-such-flag")
-    assert ended.returncode == 2
-    assert "Traceback" not in ended.stderr
-    assert re.search("unrecognized arguments: --no-such-flag", ended.stderr)

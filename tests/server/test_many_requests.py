@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.server.asking import Answer, Ask, answer, mixed
+from tests.server.asking import Answer, Ask, answer, answers, mixed
 from tests.server.servers import Running, wait_until
 
 ABORT_LIMIT_S = 2.0
@@ -17,8 +17,7 @@ def test_twenty_at_once_are_answered_as_each_alone(
     auto: Running, auto_answers: tuple[Answer, ...]
 ) -> None:
     requests = mixed()
-    with ThreadPoolExecutor(len(requests)) as pool:
-        together = list(pool.map(lambda ask: answer(auto.client, ask), requests))
+    together = answers(auto.client, requests, at_once=len(requests))
     differing = [
         (ask.text, one, other)
         for ask, one, other in zip(requests, auto_answers, together, strict=True)
