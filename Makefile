@@ -2,9 +2,9 @@
 #   make setup CUDA=1              the declared dependencies (CUDA) on a machine without a GPU
 #   make setup PYTHON=python3.12   the interpreter to make .venv with
 
-PYTHON ?=
-CUDA ?= auto
-ARGS ?=
+PYTHON =
+CUDA = auto
+ARGS =
 RUN := .venv/bin/python
 
 # Any Python will do to start: tools/bootstrap.py looks for a supported one itself.

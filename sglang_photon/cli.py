@@ -13,6 +13,7 @@ usage: photon COMMAND [arguments]
 
   serve    start a server: takes every flag of SGLang's launcher and --photon-* flags
   doctor   check this machine and this installation, one line each
+  roofline the floor of a decode step and a prefill on a GPU, from sizes and data sheets
   version  print the version
 
 Each command explains itself with --help.
@@ -45,6 +46,12 @@ def _doctor(argv: Sequence[str]) -> int:
     return doctor.main(argv)
 
 
+def _roofline(argv: Sequence[str]) -> int:
+    from sglang_photon.profiling.roofline import command
+
+    return command.main(argv)
+
+
 def _version(argv: Sequence[str]) -> int:
     del argv
     print(sglang_photon.__version__)
@@ -54,5 +61,6 @@ def _version(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "doctor": _doctor,
+    "roofline": _roofline,
     "version": _version,
 }

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from sglang_photon.errors import UsageError
 
+CONFIG = "config.json"
+
 
 def check_model(name: str, *, revision: str | None, environ: Mapping[str, str]) -> None:
     """Refuse a model that the Hugging Face hub cannot give us.
@@ -21,18 +23,21 @@ def check_model(name: str, *, revision: str | None, environ: Mapping[str, str]) 
     """
     if Path(name).exists() or "://" in name or environ.get("SGLANG_USE_MODELSCOPE"):
         return
-    from huggingface_hub import hf_hub_download
+    import httpx
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
-        LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
 
     try:
-        hf_hub_download(name, "config.json", revision=revision)
+        if isinstance(try_to_load_from_cache(name, CONFIG, revision=revision), str):
+            return
+        # Not a download: that would try again and again for half a minute without a network.
+        get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision))
     except HFValidationError as error:
         raise UsageError(
             f"--model-path {name!r} is neither a folder nor a model's name",
@@ -46,16 +51,10 @@ def check_model(name: str, *, revision: str | None, environ: Mapping[str, str]) 
         raise UsageError(
             f"The hub has no model {name}", "Check the name, or set HF_TOKEN if it is private"
         ) from error
-    except LocalEntryNotFoundError as error:
-        raise _unreachable(name) from error
     except EntryNotFoundError:
         return  # The repository is there; formats without a config.json are SGLang's to judge.
-    except (HfHubHTTPError, OSError) as error:
-        raise _unreachable(name) from error
-
-
-def _unreachable(name: str) -> UsageError:
-    return UsageError(
-        f"The model {name} is not in the local cache and the hub cannot be reached",
-        "Check the network, or give a folder; --model-path demo needs neither",
-    )
+    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        raise UsageError(
+            f"The model {name} is not in the local cache and the hub cannot be reached",
+            "Check the network, or give a folder; --model-path demo needs neither",
+        ) from error

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from sglang_photon.arguments import MODEL_PATH, ArgumentList
 from sglang_photon.config import PhotonConfig
 from sglang_photon.errors import PhotonError, UsageError, report
+from sglang_photon.upstream.discovery import check_plugin_is_found
 from sglang_photon.upstream.version import check_version
 
 DEFAULT_HOST = "127.0.0.1"
@@ -42,6 +43,8 @@ def _launch(argv: list[str]) -> None:
     arguments = ArgumentList(rest)
     wants_help = arguments.has("-h", "--help")
     if not wants_help:
+        if not config.stock:
+            check_plugin_is_found(os.environ)
         _check_port(arguments)
     on_cpu = _choose_device(arguments)
     if not wants_help:
@@ -54,7 +57,7 @@ def _launch(argv: list[str]) -> None:
     if wants_help:
         server.print_help()
     else:
-        server.serve(config, arguments.items)
+        server.serve(arguments.items)
 
 
 def _resolve_model(arguments: ArgumentList, *, on_cpu: bool) -> None:

@@ -23,17 +23,18 @@ import psutil
 
 from sglang_photon.errors import PhotonError
 
+LAUNCHER = (sys.executable, "-m", "sglang_photon.launch_server")
 LOG_TAIL_LINES = 15
 
 
 class ServerProcess:
-    """`python -m sglang_photon.launch_server ...` on a free port, for the span of a `with` block.
+    """A launcher, ours by default, on a free port, for the span of a `with` block.
 
     Args:
         arguments: the launcher's arguments, without `--host` and `--port`.
         log: file that receives everything the server prints.
         environ: variables to add to this process's environment.
-        module: the launcher to run with `python -m`.
+        launcher: the command that takes the arguments.
         start_limit_s: seconds until the server must answer.
         stop_limit_s: seconds it may take to end after SIGTERM before it is killed.
 
@@ -48,7 +49,7 @@ class ServerProcess:
         *,
         log: Path,
         environ: Mapping[str, str] | None = None,
-        module: str = "sglang_photon.launch_server",
+        launcher: Sequence[str] = LAUNCHER,
         start_limit_s: float = 240.0,
         stop_limit_s: float = 30.0,
     ) -> None:
@@ -56,7 +57,7 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.start_s = 0.0
-        self._command = [sys.executable, "-m", module, *arguments, "--port", str(self.port)]
+        self._command = [*launcher, *arguments, "--port", str(self.port)]
         self._environ = {**os.environ, **(environ or {})}
         self._start_limit_s = start_limit_s
         self._stop_limit_s = stop_limit_s

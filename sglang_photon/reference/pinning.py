@@ -13,25 +13,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-FACTORIES = (
-    "arange",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "eye",
-    "full",
-    "full_like",
-    "linspace",
-    "ones",
-    "ones_like",
-    "rand",
-    "randint",
-    "randn",
-    "randperm",
-    "tensor",
-    "zeros",
-    "zeros_like",
-)
+FACTORIES = ("arange", "empty", "empty_like", "empty_strided", "full", "tensor", "zeros")
+"""Every factory that upstream 0.5.23 asks for pinned memory."""
+
 MARK = "__photon_pinning__"
 
 
@@ -54,16 +38,38 @@ def _without_pinning(factory: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _introduce(name: str, wrapper: Callable[..., Any]) -> None:
+    """Makes a wrapper of `torch.NAME` known to what looks functions up: pickle and TorchScript."""
+    from torch.jit._builtins import _register_builtin
+
+    wrapper.__module__, wrapper.__qualname__ = "torch", name
+    _register_builtin(wrapper, f"aten::{name}")
+
+
+def _remember_constructors() -> None:
+    """Lets torch list its factories while they are its own.
+
+    `with torch.device(...)` acts on the calls it finds in that list, which is made once; inside a
+    wrapper it is the real factory that is called.
+    """
+    from torch.utils._device import _device_constructors
+
+    _device_constructors()
+
+
 def install(torch: ModuleType) -> None:
     """Wraps torch's factories and `Tensor.pin_memory`; idempotent.
 
     `Tensor.pin_memory` returns a copy, as it does with a device: the caller may go on writing to
     the original.
     """
+    _remember_constructors()
     for name in FACTORIES:
         factory = getattr(torch, name)
         if not hasattr(factory, MARK):
-            setattr(torch, name, _without_pinning(factory))
+            wrapper = _without_pinning(factory)
+            _introduce(name, wrapper)
+            setattr(torch, name, wrapper)
     pin = torch.Tensor.pin_memory
     if hasattr(pin, MARK):
         return

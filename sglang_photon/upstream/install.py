@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_photon.config import PhotonConfig
 from sglang_photon.errors import PhotonError, refuse
+from sglang_photon.upstream.discovery import PLUGIN_NAME
 from sglang_photon.upstream.signatures import check_signatures
 from sglang_photon.upstream.version import check_version
 
 SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 RAY_MODULE = "sglang.srt.ray.scheduler_actor"
-PLUGIN_GROUP = "sglang.srt.plugins"
-PLUGIN_NAME = "photon"
 
 
 def install(config: PhotonConfig) -> None:
@@ -54,26 +52,6 @@ def scheduler_is_photon() -> bool:
     from sglang_photon.upstream.scheduler import PhotonScheduler
 
     return sys.modules[SCHEDULER_MODULE].__dict__["Scheduler"] is PhotonScheduler
-
-
-def check_plugin_is_found(environ: dict[str, str]) -> None:
-    """Refuse to start servers whose child processes would not load the plugin.
-
-    Raises:
-        PhotonError: the package has no metadata (a bare source folder on the path), or
-            `SGLANG_PLUGINS` leaves it out.
-    """
-    if not metadata.entry_points(group=PLUGIN_GROUP, name=PLUGIN_NAME):
-        raise PhotonError(
-            "SGLang cannot find the photon plugin: this package is imported but not installed",
-            "Run: pip install . in the project's folder",
-        )
-    allowed = {name.strip() for name in environ.get("SGLANG_PLUGINS", "").split(",")} - {""}
-    if allowed and PLUGIN_NAME not in allowed:
-        raise PhotonError(
-            f"SGLANG_PLUGINS={environ['SGLANG_PLUGINS']} leaves the photon plugin out",
-            f"Add {PLUGIN_NAME} to SGLANG_PLUGINS or unset it",
-        )
 
 
 def _verified(configure: Callable[..., None], *args: Any, **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 
 from sglang.launch_server import run_server
@@ -10,27 +11,24 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.srt.utils import kill_process_tree
 
-from sglang_photon.config import PhotonConfig, add_flags
-from sglang_photon.upstream.install import check_plugin_is_found
+from sglang_photon.config import add_flags
+from sglang_photon.upstream import leftovers
 
 
-def serve(config: PhotonConfig, argv: list[str]) -> None:
+def serve(argv: list[str]) -> None:
     """Run a server until it is told to stop; its processes end with it.
 
     Args:
-        config: Photon's settings, already in the environment for the child processes.
-        argv: SGLang's arguments, without Photon's flags.
-
-    Raises:
-        PhotonError: the plugin would not reach the scheduler processes.
+        argv: SGLang's arguments. Photon's settings are in the environment by now, where the child
+            processes read them.
     """
-    if not config.stock:
-        check_plugin_is_found(dict(os.environ))
     load_plugins()
-    try:
-        run_server(prepare_server_args(argv))
-    finally:
-        kill_process_tree(os.getpid(), include_parent=False)
+    # Ctrl-C is a way to stop a server: uvicorn shuts down first, then raises it again.
+    with leftovers.removed(), contextlib.suppress(KeyboardInterrupt):
+        try:
+            run_server(prepare_server_args(argv))
+        finally:
+            kill_process_tree(os.getpid(), include_parent=False)
 
 
 def print_help() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_photon.reference import kernels
+from sglang_photon.reference import kernels, pinning
 
 LOAD_EVERYTHING = """
 import logging
@@ -117,15 +117,15 @@ class Scan(ast.NodeVisitor):
         self.generic_visit(node)
 
 
-def upstream_files() -> Iterator[tuple[str, str]]:
-    """Path and text of the files of the installed SGLang that mention kernels."""
+def upstream_files(mention: str) -> Iterator[tuple[str, str]]:
+    """Path and text of the installed SGLang's files that contain `mention`."""
     spec = find_spec("sglang")
     assert spec is not None
     assert spec.submodule_search_locations
     root = Path(spec.submodule_search_locations[0])
     for path in sorted(root.rglob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
-        if kernels.PACKAGE in text:
+        if mention in text:
             yield str(path.relative_to(root)), text
 
 
@@ -133,7 +133,7 @@ def upstream_files() -> Iterator[tuple[str, str]]:
 def upstream() -> Scan:
     """Everything that upstream asks for, except in its own tests."""
     total = Scan(file="", imports=[], ops=[], probes=set())
-    for file, text in upstream_files():
+    for file, text in upstream_files(kernels.PACKAGE):
         if not file.startswith("test/"):
             Scan(file, total.imports, total.ops, total.probes).visit(ast.parse(text))
     assert total.imports
@@ -188,6 +188,19 @@ def test_probed_ops_stay_unanswered() -> None:
     probes = upstream().probes
     assert "convert_weight_packed" in probes
     assert not probes & {*kernels.OPS_READ_AT_IMPORT, *kernels.HOST_OPS}
+
+
+def test_every_factory_asked_for_pinned_memory_is_covered() -> None:
+    asked = {
+        call.func.attr
+        for _, text in upstream_files("pin_memory=")
+        for call in ast.walk(ast.parse(text))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == "torch"
+        and any(keyword.arg == "pin_memory" for keyword in call.keywords)
+    }
+    assert asked == set(pinning.FACTORIES)
 
 
 @pytest.mark.timeout(240)

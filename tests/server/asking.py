@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +34,7 @@ class Ask:
     options: Options = field(default_factory=dict)
 
     def request(self) -> Options:
-        """Arguments for `client.chat.completions.create`; greedy and short unless said otherwise."""
+        """Arguments of `client.chat.completions.create`: greedy and short by default."""
         pieces: list[Any] = [{"type": "image_url", "image_url": {"url": i}} for i in self.images]
         user = {"role": "user", "content": [*pieces, {"type": "text", "text": self.text}]}
         system = [{"role": "system", "content": self.system}] if self.system else []
@@ -51,11 +54,18 @@ class Answer:
 def answer(client: openai.OpenAI, ask: Ask) -> Answer:
     """Ask and wait."""
     completion = client.chat.completions.create(**ask.request())
+    assert completion.usage is not None
     return Answer(
         texts=tuple(choice.message.content or "" for choice in completion.choices),
         finish_reasons=tuple(choice.finish_reason for choice in completion.choices),
         completion_tokens=completion.usage.completion_tokens,
     )
+
+
+def answers(client: openai.OpenAI, asks: Sequence[Ask], *, at_once: int) -> list[Answer]:
+    """Ask several at a time; the answers are in the order of the requests."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(functools.partial(answer, client), asks))
 
 
 def json_schema(schema: dict[str, Any]) -> Options:
@@ -80,7 +90,7 @@ def mixed() -> list[Ask]:
     pairs = list(pictures.heldout(2, seed=4, tasks=pictures.PAIR_TASKS))
     large = next(iter(pictures.heldout(1, seed=5, size=448)))
     schema = json_schema(pictures.SCHEMAS["box"])
-    long = {"max_tokens": 64, "extra_body": {"ignore_eos": True}}
+    long = {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
     return [
         *(Ask(text=e.question, images=urls(e.pictures)) for e in (*ones, *pairs, large)),
         Ask(text="Give the bounding box.", images=urls(ones[0].pictures), options=schema),

@@ -7,12 +7,15 @@ with few cores two servers at a time are slower than one after the other.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
+from tests.server.asking import Answer, answer, mixed
+from tests.server.plugins import install_probe
 from tests.server.servers import CLEAN, MODEL, Running
 
 SHARED = "auto"
@@ -31,10 +34,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def auto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The demo model under `--photon-loop auto`; its end must leave nothing behind."""
     folder = tmp_path_factory.mktemp("auto")
-    with Running(arguments=["--model-path", MODEL], folder=folder) as running:
+    environ = install_probe(folder / "plugin")
+    with Running(arguments=["--model-path", MODEL], folder=folder, environ=environ) as running:
         yield running
-        ending = running.stop()
+        ending = running.stop(signal.SIGTERM)
     assert ending == CLEAN, f"left behind; log:\n{running.server.log_tail()}"
+
+
+@pytest.fixture(scope="session")
+def auto_answers(auto: Running) -> tuple[Answer, ...]:
+    """The answers to the mixed requests, each asked alone."""
+    return tuple(answer(auto.client, ask) for ask in mixed())
 
 
 @pytest.fixture

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+from dataclasses import dataclass
 from pathlib import Path
 
-PROBE = """\
+from tests.server.servers import wait_until
+
+PROBE_FOLDER = "PHOTON_TEST_PROBE"
+PROBE = f"""\
 import json, os, signal, sys
 from pathlib import Path
 
@@ -14,16 +21,15 @@ def load():
 
 def report(signum, frame):
     scheduler = sys.modules.get("sglang.srt.managers.scheduler")
-    facts = {
+    facts = {{
         "modules": sorted(name for name in sys.modules if name.startswith("sglang_photon")),
         "scheduler": scheduler and scheduler.Scheduler.__module__,
-    }
-    target = Path(os.environ["PHOTON_TEST_PROBE"]) / f"{os.getpid()}.json"
+    }}
+    target = Path(os.environ["{PROBE_FOLDER}"]) / f"{{os.getpid()}}.json"
     unfinished = target.with_suffix(".part")
     unfinished.write_text(json.dumps(facts))
     unfinished.rename(target)
 """
-
 USURPER = """\
 import sys
 
@@ -36,15 +42,51 @@ def load():
     class OtherScheduler(sys.modules[name].Scheduler):
         pass
 
-    HookRegistry.register(f"{name}.Scheduler", OtherScheduler, HookType.REPLACE)
+    # Whichever plugin comes last wins: this one, wherever it stands in the list.
+    apply = HookRegistry.apply_hooks
+
+    def last():
+        HookRegistry.register(f"{name}.Scheduler", OtherScheduler, HookType.REPLACE)
+        apply()
+
+    HookRegistry.apply_hooks = last
 """
 
 
-def install_plugin(folder: Path, *, name: str, source: str) -> str:
-    """Make a plugin that SGLang finds once `folder` is on PYTHONPATH; returns that folder."""
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """What one process of a server has loaded.
+
+    Attributes:
+        modules: its modules of this package.
+        scheduler: module of the class it would construct as the scheduler; None where it has none.
+    """
+
+    modules: frozenset[str]
+    scheduler: str | None
+
+
+def install_plugin(folder: Path, *, name: str, source: str) -> dict[str, str]:
+    """Make a plugin that SGLang finds; returns the environment in which it does."""
+    folder.mkdir()
     (folder / f"{name}.py").write_text(source)
     metadata = folder / f"{name}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {name}:load\n")
-    return str(folder)
+    rest = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *([rest] if rest else [])])}
+
+
+def install_probe(folder: Path) -> dict[str, str]:
+    """Make the plugin that `probe` asks; returns the environment for the server."""
+    return {**install_plugin(folder, name="photon_probe", source=PROBE), PROBE_FOLDER: str(folder)}
+
+
+def probe(folder: Path, process_id: int) -> Probed:
+    """Ask a running process what it has loaded."""
+    answer = folder / f"{process_id}.json"
+    os.kill(process_id, signal.SIGUSR1)
+    wait_until(answer.exists, limit_s=20)
+    facts = json.loads(answer.read_text())
+    return Probed(modules=frozenset(facts["modules"]), scheduler=facts["scheduler"])

@@ -2,8 +2,8 @@
 
 `ServerProcess` kills what is left when it stops. A test must not be fooled by that, so `Running`
 stops the server by a signal first and looks for what is left before anything is swept up. Processes
-are recognised by a variable in their environment: it reaches orphans too, and keeps servers of other
-people on the same machine out of it.
+are recognised by a variable in their environment: it reaches orphans too, and keeps other servers
+on the same machine out of it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 import openai
 import psutil
 
-from sglang_photon.server_process import ServerProcess
+from sglang_photon.server_process import LAUNCHER, ServerProcess
 
-MODEL = "demo:random"
+MODEL = "demo"
 MARK = "PHOTON_TEST_SERVER"
 STOP_LIMIT_S = 60.0
 SHARED_MEMORY = "/dev/shm/"
@@ -65,13 +65,13 @@ class Running:
         arguments: the launcher's arguments.
         folder: for the log.
         environ: variables to add.
-        module: the launcher to run with `python -m`.
+        launcher: the command that takes the arguments.
     """
 
     arguments: Sequence[str]
     folder: Path
     environ: Mapping[str, str] = field(default_factory=dict)
-    module: str = "sglang_photon.launch_server"
+    launcher: Sequence[str] = LAUNCHER
 
     def __enter__(self) -> Running:
         self._mark = uuid.uuid4().hex
@@ -82,7 +82,7 @@ class Running:
             self.arguments,
             log=self.folder / f"server-{self._mark[:8]}.log",
             environ={**self.environ, MARK: self._mark, "TMPDIR": str(self._temporary)},
-            module=self.module,
+            launcher=self.launcher,
         )
         try:
             self.server.__enter__()
@@ -129,17 +129,23 @@ class Running:
         loads = self.get("/v1/loads")["loads"]
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
-    def schedulers(self) -> list[psutil.Process]:
-        """The scheduler processes, by the title that SGLang gives them."""
-        return [p for p in self.server.processes() if "sglang::scheduler" in " ".join(p.cmdline())]
+    def schedulers(self) -> list[int]:
+        """Process ids of the schedulers, known by the title that SGLang gives them."""
+        family = self.server.processes()
+        return [p.pid for p in family if "sglang::scheduler" in " ".join(p.cmdline())]
 
-    def stop(self, signum: signal.Signals = signal.SIGTERM) -> Ending:
-        """Stop the server by a signal to its main process and look around; once."""
+    def stop(self, signum: signal.Signals = signal.SIGINT, *, whole_group: bool = False) -> Ending:
+        """Stop the server by a signal and look around; once.
+
+        Args:
+            signum: SIGTERM lets running requests end, for which SGLang looks every 5 s.
+            whole_group: signal every process, as Ctrl-C in a terminal does.
+        """
         if self._ending is None:
             family = self.server.processes()
             ports = _listening(family)
             segments = _segments(family)
-            os.kill(self.server.pid, signum)
+            (os.killpg if whole_group else os.kill)(self.server.pid, signum)
             psutil.wait_procs(family, timeout=STOP_LIMIT_S)
             codes = [getattr(p, "returncode", None) for p in family if p.pid == self.server.pid]
             self._ending = Ending(

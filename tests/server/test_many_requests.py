@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.server.asking import Ask, answer, mixed
+from tests.server.asking import Answer, Ask, answer, answers, mixed
 from tests.server.servers import Running, wait_until
 
 ABORT_LIMIT_S = 2.0
@@ -13,14 +13,14 @@ ENDLESS = Ask(
 )
 
 
-def test_twenty_at_once_are_answered_as_each_alone(auto: Running) -> None:
+def test_twenty_at_once_are_answered_as_each_alone(
+    auto: Running, auto_answers: tuple[Answer, ...]
+) -> None:
     requests = mixed()
-    alone = [answer(auto.client, ask) for ask in requests]
-    with ThreadPoolExecutor(len(requests)) as pool:
-        together = list(pool.map(lambda ask: answer(auto.client, ask), requests))
+    together = answers(auto.client, requests, at_once=len(requests))
     differing = [
         (ask.text, one, other)
-        for ask, one, other in zip(requests, alone, together, strict=True)
+        for ask, one, other in zip(requests, auto_answers, together, strict=True)
         if one != other
     ]
     assert not differing

@@ -8,7 +8,6 @@ import pytest
 from huggingface_hub.errors import (
     EntryNotFoundError,
     HFValidationError,
-    LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
 
@@ -21,13 +20,12 @@ ANSWER = httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid/x
 def hub_raises(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> list[str]:
     asked: list[str] = []
 
-    def download(name: str, file: str, *, revision: str | None) -> str:
-        asked.append(f"{name}/{file}@{revision}")
+    def ask(url: str) -> None:
+        asked.append(url)
         if error is not None:
             raise error
-        return file
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", ask)
     return asked
 
 
@@ -36,7 +34,7 @@ def hub_raises(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> list
     [
         (HFValidationError("bad"), "neither a folder nor a model's name"),
         (RepositoryNotFoundError("no", response=ANSWER), "The hub has no model o/m"),
-        (LocalEntryNotFoundError("offline"), "the hub cannot be reached"),
+        (httpx.ConnectError("refused"), "the hub cannot be reached"),
         (OSError("no route"), "the hub cannot be reached"),
     ],
 )
@@ -51,7 +49,14 @@ def test_each_failure_is_one_clear_line(
 def test_a_model_without_a_config_is_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = hub_raises(monkeypatch, EntryNotFoundError("none"))
     check_model("o/m", revision="r", environ={})
-    assert asked == ["o/m/config.json@r"]
+    assert asked == ["https://huggingface.co/o/m/resolve/r/config.json"]
+
+
+def test_a_model_in_the_cache_does_not_ask_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = hub_raises(monkeypatch, OSError("asked"))
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: "config.json")
+    check_model("o/m", revision=None, environ={})
+    assert asked == []
 
 
 def test_folders_urls_and_modelscope_names_do_not_ask_the_hub(

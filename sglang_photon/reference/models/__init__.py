@@ -1,0 +1,1 @@
+"""The demo models: how they are named, made, kept and asked."""

@@ -46,7 +46,7 @@ class ResolvedModel:
     Attributes:
         path: for SGLang's `--model-path`: a folder, or a hub id or URL as it was given.
         name: what people call it: `demo:vlm`, `demo:random:qwen2,hidden=128`, or `path`.
-        is_demo: made by this project, so without pre-built kernels to wait for.
+        is_demo: one of `NAMES`, so a folder that was verified byte for byte.
         flags: what the model needs, on any machine, where the user does not say otherwise.
         cpu_flags: the same, on the CPU engine only.
     """

@@ -5,8 +5,8 @@ encoded (byte-level BPE), every id decodes to visible text, the special tokens a
 are Qwen's, and the same size gives the same file on every machine. Ids are laid out as
 
     0 .. 13          special tokens         never produced greedily (see random_weights)
-    14 .. about 700  bytes and merges       trained on the text below
-    .. vocab - 1     made-up words          no merge leads to them: only the model produces them
+    14 .. 703        bytes and merges       trained on the text below
+    704 .. vocab - 1 made-up words          no merge leads to them: only the model produces them
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPECIAL_TOKENS = (
 )
 """Qwen's special tokens; a token's id is its position here."""
 
-_TRAINED_SIZE = 768
+_TRAINED_SIZE = 704
 
 # Qwen2's word boundaries, as its tokenizer class applies them.
 _WORDS = (
@@ -121,9 +121,9 @@ def _tokenizer_json(vocab: int) -> str:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
+    trainer = trainers.BpeTrainer(
         vocab_size=_TRAINED_SIZE,
-        min_frequency=2,
+        min_frequency=1,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
