@@ -19,6 +19,15 @@ def cuda_works() -> bool:
     return torch.cuda.is_available()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--schedules",
+        type=int,
+        metavar="N",
+        help="random schedules for each configuration of the differential tests",
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("server") and not item.get_closest_marker("timeout"):

@@ -18,8 +18,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+from sglang_photon.errors import PhotonError
 from sglang_photon.records import StepKind
 from sglang_photon.slots.slot import DecodeSlot
+
+
+class LaneClosedError(PhotonError):
+    """A job for a lane that has been closed: it would never run."""
+
+    def __init__(self) -> None:
+        super().__init__("The lane is closed", "Make a new lane for a new loop")
+
 
 Job = Callable[[], None]
 Entry = Callable[[], AbstractContextManager[Any]]
@@ -110,11 +119,14 @@ class ThreadLane:
         )
         self._copied: dict[int, threading.Event] = {}
         self._failure: BaseException | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="photon-lane", daemon=True)
         self._thread.start()
 
     def submit(self, slot: DecodeSlot, job: Job, *, kind: StepKind | None = None) -> None:
         """Queue the job."""
+        if self._closed:
+            raise LaneClosedError
         self._jobs.put((job, None))
 
     def copy(self, slot: DecodeSlot, job: Job) -> None:
@@ -135,6 +147,7 @@ class ThreadLane:
 
     def close(self) -> None:
         """Run what is queued, then end the thread."""
+        self._closed = True
         self._jobs.put(None)
         self._thread.join()
 

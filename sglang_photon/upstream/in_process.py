@@ -37,6 +37,7 @@ QUIET = (
     ("--mem-fraction-static", "0.1"),
     ("--random-seed", "1"),
     ("--log-level", "error"),
+    ("--watchdog-timeout", "100000"),
 )
 """Arguments of a scheduler without a GPU; given ones win."""
 
@@ -86,7 +87,7 @@ class _Receiver:
 def _without_sockets(base: type) -> type:
     class InProcess(base):  # type: ignore[misc, valid-type]
         outbox: Outbox
-        lane: Lane
+        lane_factory: Callable[[], Lane]
 
         def init_ipc_channels(self, port_args: Any) -> None:  # noqa: ARG002 - upstream's
             self.outbox = Outbox()
@@ -100,7 +101,7 @@ def _without_sockets(base: type) -> type:
             )
 
         def make_lane(self) -> Lane:
-            return self.lane
+            return self.lane_factory()
 
     return InProcess
 
@@ -116,7 +117,7 @@ def in_process_scheduler(
     Args:
         arguments: SGLang's, over the ones in `QUIET`; `--model-path` is needed.
         loop: one of `LOOPS`.
-        make_lane: the lane of the photon loop.
+        make_lane: makes the lane of each run of the photon loop.
     """
     if loop not in LOOPS:
         raise UsageError(f"There is no loop {loop!r}", f"Choose one of: {', '.join(LOOPS)}")
@@ -129,7 +130,7 @@ def in_process_scheduler(
     scheduler = None
     try:
         scheduler = kind(server_args, ports)
-        scheduler.lane = make_lane()
+        scheduler.lane_factory = make_lane
         yield scheduler
     finally:
         del scheduler

@@ -10,6 +10,7 @@ import logging
 import os
 from typing import Any
 
+from sglang.srt.managers import scheduler as upstream
 from sglang.srt.managers.io_struct import (
     AbortReq,
     BatchTokenizedEmbeddingReqInput,
@@ -17,7 +18,7 @@ from sglang.srt.managers.io_struct import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
-from sglang.srt.managers.scheduler import TEST_RETRACT, TEST_RETRACT_INTERVAL, Scheduler
+from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.utils.common import DynamicGradMode
 
 import sglang_photon
@@ -152,7 +153,6 @@ class PhotonScheduler(Scheduler):
                 loop.run()
         finally:
             lane.close()
-            self.photon_loop = None
 
     def _must_settle_before(self, batch: Any) -> bool:
         loop = self.photon_loop
@@ -160,7 +160,7 @@ class PhotonScheduler(Scheduler):
             return False
         finishing = self._reqs_finishing_inflight(batch)
         staying = [i for i, req in enumerate(batch.reqs) if req not in finishing]
-        forced = TEST_RETRACT and self.forward_ct % TEST_RETRACT_INTERVAL == 0
+        forced = upstream.TEST_RETRACT and self.forward_ct % upstream.TEST_RETRACT_INTERVAL == 0
         if not staying or not (forced or not batch.check_decode_mem(selected_indices=staying)):
             return False
         loop.stats.settled["the KV pool is full"] += 1

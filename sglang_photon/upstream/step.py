@@ -68,12 +68,12 @@ class Step:
         """Run the model; sample as well, unless the sampling has to wait."""
         scheduler, batch = self._scheduler, self._forward_batch
         resolve_forward_inputs(batch, scheduler.future_map)
-        if not scheduler.is_generation:
+        if scheduler.is_generation:
+            self._result = scheduler.model_worker.forward_batch_generation(batch)
+            if not self.samples_later:
+                self.sample()
+        else:
             self._result = self._embed()
-            return
-        self._result = scheduler.model_worker.forward_batch_generation(batch)
-        if not self.samples_later:
-            self.sample()
         # Keeps what the host writes next behind this forward's reads of the same buffers.
         scheduler._apply_war_barrier()
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from sglang_photon.records import StepKind
-from sglang_photon.slots.lane import CudaLane, InlineLane, Lane, ThreadLane
+from sglang_photon.slots.lane import CudaLane, InlineLane, Lane, LaneClosedError, ThreadLane
 from sglang_photon.slots.sim import DeviceHeldError, RealClock, SimLane, VirtualClock
 from sglang_photon.slots.slot import DecodeSlot
 from tests.fakes import FakeCuda
@@ -80,6 +80,13 @@ def test_a_failed_job_is_raised_where_its_step_is_waited_for_and_nothing_runs_af
         lane.wait(SLOTS[0])
     lane.close()
     assert ran == []
+
+
+def test_a_closed_thread_takes_no_jobs() -> None:
+    lane = ThreadLane()
+    lane.close()
+    with pytest.raises(LaneClosedError):
+        lane.submit(SLOTS[0], lambda: None)
 
 
 def test_a_forward_on_cuda_waits_for_the_host_stream_and_a_copy_for_the_forward() -> None:
