@@ -34,11 +34,13 @@ def differences(
         found: what another loop sends.
         leaving: clients that go away at some moment: their text is cut, elsewhere perhaps.
     """
-    if expected.keys() != found.keys():
-        return [f"clients {sorted(expected.keys() ^ found.keys())} are answered by one loop only"]
+    # A client that leaves while it waits is answered by another message, if at all.
+    one_sided = (expected.keys() ^ found.keys()) - leaving
+    if one_sided:
+        return [f"clients {sorted(one_sided)} are answered by one loop only"]
     return [
         f"{rid}: {_first_difference(expected[rid], found[rid])}"
-        for rid in expected
+        for rid in expected.keys() & found.keys()
         if not _agree(expected[rid], found[rid], cut=rid in leaving)
     ]
 
@@ -54,7 +56,8 @@ def _agree(expected: Seen, found: Seen, *, cut: bool) -> bool:
     if not cut:
         return expected.chunks == found.chunks
     shorter, longer = sorted((expected.tokens, found.tokens), key=len)
-    return longer[: len(shorter)] == shorter
+    # A client that leaves while its grammar compiles gets one token of an empty prompt.
+    return len(shorter) <= 1 or longer[: len(shorter)] == shorter
 
 
 def _first_difference(expected: Seen, found: Seen) -> str:

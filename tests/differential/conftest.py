@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
@@ -10,3 +11,9 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 from sglang_photon import reference
 
 reference.install()
+
+
+# What has been imported by now stays: full collections in the middle of tests take a second each.
+import sglang.srt.managers.scheduler  # noqa: E402, F401
+
+gc.freeze()

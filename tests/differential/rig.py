@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.common import DynamicGradMode
@@ -170,7 +171,7 @@ class Rig:
         """Run a schedule from an empty cache to idle; check that nothing has leaked."""
         sent = run(self.scheduler, Script(events, follow_up))
         assert_balanced(self.scheduler)
-        assert self.scheduler.flush_cache()
+        assert self.scheduler.flush_cache(empty_cache=False)
         return seen(sent.to_detokenizer)
 
     @property
@@ -192,6 +193,8 @@ def rig(*arguments: str, loop: str, lane: str = "inline", hashed: bool = True) -
     with in_process_scheduler(
         ["--model-path", model, *given], loop=loop, make_lane=LANES[lane]
     ) as scheduler:
+        # Matrices this small are slower on several threads, and much slower on a busy machine.
+        torch.set_num_threads(1)
         if hashed:
             HashBody.install(scheduler.tp_worker.model_runner)
         yield Rig(scheduler)
@@ -211,6 +214,8 @@ def seen(messages: Sequence[Any]) -> dict[str, Seen]:
                 and isinstance(value := getattr(message, name), list)
                 and len(value) == len(message.rids)
             }
+            if chunk.get("output_hidden_states"):
+                chunk["output_hidden_states"] = _of_tokens(chunk)
             # Whether an empty field is there at all depends on who shares the message.
             clients[rid].chunks.append(
                 {k: v for k, v in chunk.items() if k in ALWAYS or v not in (None, [])}
@@ -227,6 +232,14 @@ def assert_balanced(scheduler: Any) -> None:
     assert len(set(pages)) == len(pages), "a page is free twice"
     rows = scheduler.req_to_token_pool.free_slots
     assert len(set(rows)) == len(rows) == scheduler.req_to_token_pool.size
+
+
+def _of_tokens(chunk: dict[str, Any]) -> list[Any]:
+    """The hidden states of the generated tokens: of the prompt, those of what was not cached."""
+    rows: list[Any] = []
+    for entry in chunk["output_hidden_states"]:
+        rows.extend(entry if isinstance(entry[0], list) else [entry])
+    return rows[len(rows) - chunk["completion_tokens"] :]
 
 
 def _plain(value: Any) -> Any:
