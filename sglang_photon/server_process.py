@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -25,6 +26,9 @@ from sglang_photon.errors import PhotonError
 
 LAUNCHER = (sys.executable, "-m", "sglang_photon.launch_server")
 LOG_TAIL_LINES = 15
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST_PORT = 10000
+PORTS_TRIED = 50
 
 
 class ServerProcess:
@@ -153,10 +157,22 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback interface that nothing listens on at this moment.
+
+    It lies below the range from which the kernel serves every outgoing connection: a server binds
+    its port only when its model is loaded, and until then another process could be given it.
+    """
+    ephemeral = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 32768
+    # Some machines serve connections from nearly all ports: then any will do.
+    end = ephemeral if ephemeral >= LOWEST_PORT + PORTS_TRIED else 65536
+    for port in random.sample(range(LOWEST_PORT, end), PORTS_TRIED):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise PhotonError(
+        f"{PORTS_TRIED} ports from {LOWEST_PORT} to {end - 1} are all busy",
+        "Stop some of the servers on this machine",
+    )
 
 
 def _answers(url: str) -> bool:

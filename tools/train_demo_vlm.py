@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.demo_vlm.evaluation import accuracy_table
 from tools.demo_vlm.export import export
-from tools.demo_vlm.training import Plan, train
+from tools.demo_vlm.training import train
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.output is not None:
         started = time.monotonic()
-        export(*train(Plan(seed=options.seed, minutes=options.minutes)), options.output)
+        export(*train(options.seed, options.minutes), options.output)
         print(f"trained in {(time.monotonic() - started) / 60:.1f} minutes")
     print(accuracy_table(options.output or options.evaluate))
 

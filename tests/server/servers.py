@@ -29,6 +29,8 @@ from sglang_photon.server_process import LAUNCHER, ServerProcess
 
 MODEL = "demo"
 MARK = "PHOTON_TEST_SERVER"
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Threads gain nothing in models this small, and on busy cores each step waits for all of them."""
 STOP_LIMIT_S = 60.0
 SHARED_MEMORY = "/dev/shm/"
 
@@ -81,7 +83,12 @@ class Running:
         self.server = ServerProcess(
             self.arguments,
             log=self.folder / f"server-{self._mark[:8]}.log",
-            environ={**self.environ, MARK: self._mark, "TMPDIR": str(self._temporary)},
+            environ={
+                **ONE_THREAD,
+                **self.environ,
+                MARK: self._mark,
+                "TMPDIR": str(self._temporary),
+            },
             launcher=self.launcher,
         )
         try:

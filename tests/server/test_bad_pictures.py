@@ -67,7 +67,7 @@ def test_the_error_names_the_picture(client: openai.OpenAI, bad: str, stream: bo
 
 
 def test_a_bad_picture_does_not_disturb_a_request_in_flight(client: openai.OpenAI) -> None:
-    options = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
+    options = {"max_tokens": 60, "extra_body": {"ignore_eos": True}}
     ask = Ask(text="Describe the picture.", images=(GOOD,), options=options)
     alone = answer(client, ask)
     with client.chat.completions.create(**ask.request(), stream=True) as stream:

@@ -37,7 +37,9 @@ def test_closing_the_connection_ends_the_request(auto: Running) -> None:
 
 
 def test_others_go_on_when_one_is_closed(auto: Running) -> None:
-    other = Ask(text="What do you see?", options={"max_tokens": 200})
+    other = Ask(
+        text="What do you see?", options={"max_tokens": 60, "extra_body": {"ignore_eos": True}}
+    )
     alone = answer(auto.client, other)
     with ThreadPoolExecutor(1) as pool:
         stream = auto.client.chat.completions.create(**ENDLESS.request(), stream=True)

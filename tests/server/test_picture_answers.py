@@ -13,6 +13,7 @@ LARGE = 1024
 LONGEST_ANSWER = 96
 AT_ONCE = 10
 MEASURED = 30
+JSON_MEASURED = 20
 MIN_RIGHT = 0.95
 
 
@@ -50,7 +51,7 @@ def wrong(
 
 
 def check(found: list[tuple[str, str, str]], count: int) -> None:
-    assert len(found) <= count * (1 - MIN_RIGHT), "\n".join(map(str, found))
+    assert len(found) <= max(1, count * (1 - MIN_RIGHT)), "\n".join(map(str, found))
 
 
 def test_it_answers_about_unseen_pictures(client: openai.OpenAI) -> None:
@@ -58,18 +59,18 @@ def test_it_answers_about_unseen_pictures(client: openai.OpenAI) -> None:
 
 
 def test_a_schema_does_not_change_what_it_sees(client: openai.OpenAI) -> None:
-    examples = list(pictures.heldout(MEASURED, seed=12, tasks=tuple(pictures.SCHEMAS)))
-    check(wrong(client, examples, schemas=True), MEASURED)
+    examples = list(pictures.heldout(JSON_MEASURED, seed=12, tasks=tuple(pictures.SCHEMAS)))
+    check(wrong(client, examples, schemas=True), JSON_MEASURED)
 
 
 def test_it_points_without_a_schema(client: openai.OpenAI) -> None:
-    examples = list(pictures.heldout(MEASURED, seed=13, tasks=tuple(pictures.SCHEMAS)))
-    check(wrong(client, examples), MEASURED)
+    examples = list(pictures.heldout(JSON_MEASURED, seed=13, tasks=tuple(pictures.SCHEMAS)))
+    check(wrong(client, examples), JSON_MEASURED)
 
 
 def test_two_pictures_in_their_order(client: openai.OpenAI) -> None:
-    check(wrong(client, list(pictures.heldout(20, seed=14, tasks=pictures.PAIR_TASKS))), 20)
+    check(wrong(client, list(pictures.heldout(10, seed=14, tasks=pictures.PAIR_TASKS))), 10)
 
 
 def test_large_pictures(client: openai.OpenAI) -> None:
-    check(wrong(client, list(pictures.heldout(8, seed=15, size=LARGE))), 8)
+    check(wrong(client, list(pictures.heldout(10, seed=15, size=LARGE))), 10)

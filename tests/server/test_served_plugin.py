@@ -17,10 +17,10 @@ from sglang_photon import reference
 from sglang_photon.reference.models import integrity, names
 from tests.server.asking import Ask, answer
 from tests.server.plugins import USURPER, install_plugin
-from tests.server.servers import MARK, Running, marked_processes
+from tests.server.servers import MARK, ONE_THREAD, Running, marked_processes
 
 LIMIT_S = 150
-CPU = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+CPU = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", **ONE_THREAD}
 CPU_FLAGS = ("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32")
 SGLANG_SERVE = (str(Path(sys.executable).with_name("sglang")), "serve")
 HELLO = Ask(text="Hello.", options={"max_tokens": 4})

@@ -26,12 +26,11 @@ PATCHES = NATIVE_SIZE // PATCH
 CHANNELS = 3 * 2 * PATCH * PATCH
 """Values of a patch: colours, frames (a picture counts twice), rows, columns."""
 IGNORE = -100
-_BATCHES_SORTED = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Tensors of one training step; R rows of length L, P pictures of 16 image tokens."""
+    """Conversations of one training step; R rows of length L with P pictures in all."""
 
     ids: torch.Tensor
     """[R, L] int64, padded on the right."""
@@ -39,10 +38,8 @@ class Batch:
     """[R, L] int64: the next token where it belongs to an answer, else ``IGNORE``."""
     positions: torch.Tensor
     """[3, R, L] int64: time, height, width."""
-    patches: torch.Tensor
-    """[P, 64, 1176] float32."""
-    kinds: torch.Tensor
-    """[P, 16] int64: what each image token's cell holds."""
+    pictures: torch.Tensor
+    """[P] int64: indices into the scenes that were talked about, in the order of ``ids``."""
 
 
 def patchify(picture: Image.Image) -> np.ndarray:
@@ -52,7 +49,7 @@ def patchify(picture: Image.Image) -> np.ndarray:
     blocks = pixels.reshape(half, MERGE, PATCH, half, MERGE, PATCH, 3)
     blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5)[:, :, :, :, :, None]
     frames = np.broadcast_to(blocks, (*blocks.shape[:5], 2, PATCH, PATCH))
-    return frames.reshape(PATCHES * PATCHES, -1)
+    return frames.reshape(PATCHES * PATCHES, CHANNELS)
 
 
 def photograph(rng: np.random.Generator, scene: Scene) -> Image.Image:
@@ -62,13 +59,19 @@ def photograph(rng: np.random.Generator, scene: Scene) -> Image.Image:
     return drawing.resize((NATIVE_SIZE, NATIVE_SIZE), Image.Resampling.BICUBIC)
 
 
-def scene_kinds(scene: Scene) -> list[int]:
-    """Per cell, in reading order: 0, or 1 + the number of the pair of shape and colour."""
-    kinds = [0] * (GRID * GRID)
+def scene_traits(scene: Scene) -> np.ndarray:
+    """[16, 4] int64: per cell, in reading order, the classes of the auxiliary heads."""
+    rows, columns = np.divmod(np.arange(GRID * GRID), GRID)
+    traits = np.stack([np.zeros_like(rows), np.zeros_like(rows), columns, rows], axis=1)
     for shape in scene:
-        pair = SHAPES.index(shape.shape) * len(COLOURS) + list(COLOURS).index(shape.colour)
-        kinds[shape.row * GRID + shape.column] = 1 + pair
-    return kinds
+        colour, form = list(COLOURS).index(shape.colour), SHAPES.index(shape.shape)
+        traits[shape.row * GRID + shape.column, :2] = 1 + colour, 1 + form
+    return traits
+
+
+def draw(rng: np.random.Generator, scenes: Sequence[Scene]) -> torch.Tensor:
+    """[scenes, 64, 1176] float32: patches of a photograph of each."""
+    return torch.from_numpy(np.stack([patchify(photograph(rng, scene)) for scene in scenes]))
 
 
 class Encoder:
@@ -125,18 +128,20 @@ class Encoder:
             index, position = index + side * side, position + side
         return result
 
-    def batches(self, rng: np.random.Generator, rows: int) -> Iterator[Batch]:
-        """Endless batches of ``rows`` random chats of similar length, which saves padding."""
-        while True:
-            chats = [random_chat(rng) for _ in range(rows * _BATCHES_SORTED)]
-            encoded = sorted(
-                ((*self.encode(chat), chat) for chat in chats), key=lambda entry: len(entry[0])
-            )
-            for index in rng.permutation(_BATCHES_SORTED):
-                yield self._batch(rng, encoded[index * rows : (index + 1) * rows])
+    def batches(
+        self, rng: np.random.Generator, scenes: Sequence[Scene], *, rows: int, count: int, most: int
+    ) -> Iterator[Batch]:
+        """``count`` batches of ``rows`` chats about ``scenes``, alike in length to save padding."""
+        chats = [random_chat(rng, scenes, most) for _ in range(rows * count)]
+        encoded = sorted(
+            ((*self.encode(chat), chat) for chat in chats), key=lambda entry: len(entry[0])
+        )
+        index = {scene: number for number, scene in enumerate(scenes)}
+        for start in rng.permutation(count) * rows:
+            yield self._batch(encoded[start : start + rows], index)
 
     def _batch(
-        self, rng: np.random.Generator, encoded: Sequence[tuple[list[int], list[int], Chat]]
+        self, encoded: Sequence[tuple[list[int], list[int], Chat]], index: dict[Scene, int]
     ) -> Batch:
         rows, length = len(encoded), max(len(ids) for ids, _, _ in encoded)
         ids = np.zeros((rows, length), dtype=np.int64)
@@ -146,15 +151,12 @@ class Encoder:
             ids[row, : len(tokens)] = tokens
             labels[row, : len(tokens)] = wanted
             positions[:, row, : len(tokens)] = self.positions(tokens)
-        scenes = [scene for *_, chat in encoded for turn in chat.turns for scene in turn.scenes]
-        patches = np.zeros((len(scenes), PATCHES * PATCHES, CHANNELS), dtype=np.float32)
-        for index, scene in enumerate(scenes):
-            patches[index] = patchify(photograph(rng, scene))
-        kinds = np.array([scene_kinds(scene) for scene in scenes]).reshape(-1, GRID * GRID)
+        shown = [
+            index[scene] for *_, chat in encoded for turn in chat.turns for scene in turn.scenes
+        ]
         return Batch(
             ids=torch.from_numpy(ids),
             labels=torch.from_numpy(labels),
             positions=torch.from_numpy(positions),
-            patches=torch.from_numpy(patches),
-            kinds=torch.from_numpy(kinds).long(),
+            pictures=torch.tensor(shown, dtype=torch.int64),
         )

@@ -7,6 +7,7 @@ come from the trained combinations only, so nothing here ever shows a held-out o
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,25 +126,31 @@ def _loosen(rng: np.random.Generator, text: str, task: str) -> str:
     return text
 
 
-def _scene(rng: np.random.Generator) -> Scene:
-    return random_scene(rng, count=int(rng.choice(MAX_SHAPES + 1, p=(0.02, 0.26, 0.32, 0.4))))
+def random_scenes(rng: np.random.Generator, count: int) -> list[Scene]:
+    """``count`` scenes of the trained combinations, mostly of one to three shapes."""
+    sizes = rng.choice(MAX_SHAPES + 1, size=count, p=(0.02, 0.26, 0.32, 0.4))
+    return [random_scene(rng, count=int(size)) for size in sizes]
+
+
+def _choose(rng: np.random.Generator, scenes: Sequence[Scene]) -> Scene:
+    return scenes[int(rng.integers(len(scenes)))]
 
 
 def _question(rng: np.random.Generator, scene: Scene) -> tuple[str, str]:
     """Text and answer of a random single-picture question."""
-    tasks = [task for task in TASKS if askable(scene, task)] + ["describe"]
+    tasks = [task for task in TASKS if askable(scene, task)]
     question = ask(rng, scene, tasks[int(rng.integers(len(tasks)))])
     return _loosen(rng, question.text, question.task), question.answer
 
 
-def _picture_turns(rng: np.random.Generator) -> list[Turn]:
-    """One picture and up to three questions about it, sometimes then another picture."""
+def _picture_turns(rng: np.random.Generator, scenes: Sequence[Scene], most: int) -> list[Turn]:
+    """One picture and up to ``most`` questions about it, sometimes then another picture."""
     turns: list[Turn] = []
-    scene = _scene(rng)
+    scene = _choose(rng, scenes)
     shown = False
-    for _ in range(int(rng.choice((1, 2, 3), p=(0.4, 0.3, 0.3)))):
-        if shown and rng.random() < 0.15:
-            scene, shown = _scene(rng), False
+    for _ in range(int(rng.integers(1, most + 1))):
+        if shown and rng.random() < 0.06:
+            scene, shown = _choose(rng, scenes), False
         text, answer = _question(rng, scene)
         if not shown and rng.random() < 0.02:
             text, answer = "", describe(scene)
@@ -159,15 +166,15 @@ def _picture_turns(rng: np.random.Generator) -> list[Turn]:
     return turns
 
 
-def _pair_turns(rng: np.random.Generator) -> list[Turn]:
-    """Two pictures in one message and up to two questions about them."""
-    scenes = (_scene(rng), _scene(rng))
+def _pair_turns(rng: np.random.Generator, scenes: Sequence[Scene], most: int) -> list[Turn]:
+    """Two pictures in one message and up to ``most`` questions about them."""
+    pair = (_choose(rng, scenes), _choose(rng, scenes))
     turns: list[Turn] = []
-    for index in range(int(rng.integers(1, 3))):
-        question = ask_pair(rng, scenes, _pick_text(rng, PAIR_TASKS))
+    for index in range(int(rng.integers(1, most + 1))):
+        question = ask_pair(rng, pair, _pick_text(rng, PAIR_TASKS))
         turns.append(
             Turn(
-                scenes=scenes if index == 0 else (),
+                scenes=pair if index == 0 else (),
                 text=_loosen(rng, question.text, question.task),
                 pictures_first=bool(rng.random() < 0.7),
                 answer=question.answer,
@@ -176,7 +183,7 @@ def _pair_turns(rng: np.random.Generator) -> list[Turn]:
     return turns
 
 
-def _text_turns(rng: np.random.Generator) -> list[Turn]:
+def _text_turns(rng: np.random.Generator, scenes: Sequence[Scene]) -> list[Turn]:
     """Small talk, a question without a picture, or something out of scope."""
     luck = rng.random()
     if luck < 0.6:
@@ -185,33 +192,37 @@ def _text_turns(rng: np.random.Generator) -> list[Turn]:
         text = _pick_text(rng, wordings)
         text = text.lower() if rng.random() < 0.4 else text
     elif luck < 0.8:
-        text, answer = _question(rng, _scene(rng))[0], _NO_PICTURE
+        text, answer = _question(rng, _choose(rng, scenes))[0], _NO_PICTURE
     else:
         text, answer = _salad(rng), _OUT_OF_SCOPE
     return [Turn(scenes=(), text=text, pictures_first=True, answer=answer)]
 
 
-def random_chat(rng: np.random.Generator) -> Chat:
-    """One conversation: mostly about one picture, some about two, some without any."""
+def random_chat(rng: np.random.Generator, scenes: Sequence[Scene], most: int) -> Chat:
+    """One conversation: mostly about one picture, some about two, some without any.
+
+    The pictures are of ``scenes``; ``most`` bounds the questions about the same pictures.
+    """
     luck = rng.random()
     if luck < 0.05:
-        turns = _text_turns(rng)
-        if rng.random() < 0.3:
-            turns += _picture_turns(rng)
+        turns = _text_turns(rng, scenes)
+        if most > 1 and rng.random() < 0.3:
+            turns += _picture_turns(rng, scenes, most)
     elif luck < 0.2:
-        turns = _pair_turns(rng)
+        turns = _pair_turns(rng, scenes, most)
     else:
-        turns = _picture_turns(rng)
-        if rng.random() < 0.03:
-            turns += [t for t in _text_turns(rng) if t.answer != _NO_PICTURE]
+        turns = _picture_turns(rng, scenes, most)
+        if most > 1 and rng.random() < 0.03:
+            turns += [t for t in _text_turns(rng, scenes) if t.answer != _NO_PICTURE]
     return Chat(system=_system(rng), turns=tuple(turns))
 
 
 def corpus(rng: np.random.Generator, chats: int) -> list[str]:
     """Texts for the tokenizer: what ``chats`` conversations say."""
     texts: list[str] = ["system\n", "user\n", "assistant\n"] * chats
+    scenes = random_scenes(rng, chats)
     for _ in range(chats):
-        chat = random_chat(rng)
+        chat = random_chat(rng, scenes, 3)
         texts.append(chat.system)
         for turn in chat.turns:
             texts += [turn.text, turn.answer]

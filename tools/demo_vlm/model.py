@@ -2,8 +2,8 @@
 
 Training runs the modules of transformers' ``Qwen2_5_VLForConditionalGeneration`` itself; only the
 vision tower's loop over pictures is replaced by one batched pass, which is several times faster
-on a CPU. Two small heads on the image tokens (what is in this cell, which cell is it) teach the
-tower to see; they are thrown away with this module's wrapper.
+on a CPU. Small heads on the image tokens (the colour and the shape in this cell, its column and
+row) teach the tower to see; they are thrown away with this module's wrapper.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 from sglang_photon.reference.models.pictures import COLOURS, GRID, SHAPES
 from tools.demo_vlm.tokens import VOCABULARY
 
-KINDS = 1 + len(SHAPES) * len(COLOURS)
-"""Classes of the auxiliary head: nothing, or a pair of shape and colour."""
+TRAITS = (1 + len(COLOURS), 1 + len(SHAPES), GRID, GRID)
+"""Classes of the auxiliary heads: colour and shape (0: nothing), column and row of the cell."""
 MERGE = 2
-CELLS = GRID * GRID
 
 
 def make_config(token_id: dict[str, int]) -> Qwen2_5_VLConfig:
@@ -68,7 +67,7 @@ def make_config(token_id: dict[str, int]) -> Qwen2_5_VLConfig:
             "spatial_merge_size": MERGE,
             "temporal_patch_size": 2,
             "window_size": 56,
-            "fullatt_block_indexes": [1, 3],
+            "fullatt_block_indexes": [1, 2, 3],
             "out_hidden_size": 128,
             "initializer_range": 0.05,
         },
@@ -82,8 +81,7 @@ class Trainee(nn.Module):
         super().__init__()
         self.model = Qwen2_5_VLForConditionalGeneration(config)
         width = config.vision_config.out_hidden_size
-        self.kind_head = nn.Linear(width, KINDS)
-        self.cell_head = nn.Linear(width, CELLS)
+        self.heads = nn.Linear(width, sum(TRAITS))
         visual = config.vision_config
         positions = get_vision_position_ids(torch.tensor([[1, *grid]]), MERGE)
         side = visual.window_size // visual.patch_size
@@ -124,20 +122,48 @@ class Trainee(nn.Module):
         tokens: torch.Tensor = visual.merger(x.reshape(-1, width))
         return tokens.view(count, length // MERGE**2, -1)
 
+    def codes(self, words: list[int]) -> list[torch.Tensor]:
+        """What an image token should be: a vector per class of each trait, to be summed.
+
+        Colour and shape are four times the embeddings of their words (``words``: token ids of the
+        colours, then of the shapes), so that naming what is seen is copying; nothing is zero.
+        Column and row are random vectors of the same length. Four times, because beside vectors as
+        short as an embedding the tower's own noise is large.
+        """
+        embedding = 4 * self.model.model.language_model.embed_tokens.weight.detach()
+        named = embedding[words]
+        nothing = torch.zeros_like(named[:1])
+        colours, shapes = named.split([len(COLOURS), len(SHAPES)])
+        places = torch.randn(2 * GRID, named.shape[1]) * named.std()
+        return [
+            torch.cat([nothing, colours]),
+            torch.cat([nothing, shapes]),
+            *places.split(GRID),
+        ]
+
+    def traits(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Logits per trait [pictures x tokens, classes] of image tokens [pictures, tokens, hidden].
+
+        One head per trait rather than one for all their combinations: the tower then writes colour
+        and shape independently of each other, and unseen combinations come for free.
+        """
+        logits: torch.Tensor = self.heads(tokens)
+        return torch.split(logits.flatten(0, 1), list(TRAITS), dim=-1)
+
     def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, patches: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [rows, length, hidden] and image tokens [pictures, tokens, hidden].
+        self, ids: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states [rows, length, hidden].
 
         ``ids`` [rows, length] int64, padded on the right (causal attention never looks there);
-        ``positions`` [3, rows, length]; the pictures in the order of their tokens in ``ids``.
+        ``positions`` [3, rows, length]; ``tokens`` [pictures, tokens, hidden] in the order of
+        their places in ``ids``.
         """
         core = self.model.model
-        tokens = self.see(patches)
         embeds = core.language_model.embed_tokens(ids)
         here = (ids == self.model.config.image_token_id).unsqueeze(-1).expand_as(embeds)
         embeds = embeds.masked_scatter(here, tokens)
-        hidden = core.language_model(
+        hidden: torch.Tensor = core.language_model(
             inputs_embeds=embeds, position_ids=positions, use_cache=False
         ).last_hidden_state
-        return hidden, tokens
+        return hidden

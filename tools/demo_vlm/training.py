@@ -1,89 +1,169 @@
-"""The training loop: answers, plus what each image token sees."""
+"""Training in two stages: first to see, then to answer.
+
+Learning both at once takes several times as long: answers give the vision tower a weak signal, and
+a tower that still moves gives the language model none to rely on. So the tower first learns to
+name what each image token holds (``see``) and to write it as the sum of one vector per trait, which
+is why combinations it never saw read like the others. Then it is frozen, and the language model
+learns conversations about an album of pictures seen once (``answer``); the album is drawn anew
+every few hundred steps.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 from torch.nn import functional
 
-from tools.demo_vlm.batches import IGNORE, PATCHES, Batch, Encoder
-from tools.demo_vlm.chats import corpus
-from tools.demo_vlm.model import CELLS, KINDS, Trainee, make_config
+from sglang_photon.reference.models.pictures import COLOURS, SHAPES, random_scene
+from tools.demo_vlm.batches import IGNORE, PATCHES, Batch, Encoder, draw, scene_traits
+from tools.demo_vlm.chats import corpus, random_scenes
+from tools.demo_vlm.model import Trainee, make_config
 from tools.demo_vlm.tokens import train_tokenizer
+
+_CODE_WEIGHT = 0.25
+_REPORT_EVERY = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """How long and how fast to train."""
+class Stage:
+    """How long and how fast to train; ``minutes`` ends it if the steps have not before."""
 
-    seed: int
+    name: str
+    steps: int
+    rows: int
+    rate: float
     minutes: float
-    """Wall time at which the learning rate reaches zero, if ``steps`` have not been done before."""
-    steps: int = 4000
-    rows: int = 32
-    learning_rate: float = 1.5e-3
-    warmup: int = 100
 
 
-def losses(trainee: Trainee, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean loss of the answers' tokens, and of the auxiliary heads (thrown away later)."""
-    hidden, tokens = trainee(batch.ids, batch.positions, batch.patches)
+class Schedule:
+    """AdamW whose rate warms up and falls along a cosine over a stage's steps, or its minutes."""
+
+    _WARMUP = 100
+
+    def __init__(self, stage: Stage, parameters: Iterable[nn.Parameter]) -> None:
+        self._stage = stage
+        self._parameters = list(parameters)
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": [p for p in self._parameters if p.ndim > 1], "weight_decay": 0.02},
+                {"params": [p for p in self._parameters if p.ndim <= 1], "weight_decay": 0.0},
+            ],
+            lr=stage.rate,
+            betas=(0.9, 0.98),
+        )
+        self._started = time.monotonic()
+        self._step = 0
+        self._sum = 0.0
+
+    @property
+    def progress(self) -> float:
+        """0 to 1, the end of the stage."""
+        seconds = time.monotonic() - self._started
+        return min(1.0, max(self._step / self._stage.steps, seconds / (60 * self._stage.minutes)))
+
+    def step(self, loss: torch.Tensor) -> None:
+        """One optimizer step down ``loss``; prints the mean loss now and then."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        ramp = min(1.0, (self._step + 1) / self._WARMUP)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._stage.rate * ramp * 0.5 * (1 + math.cos(math.pi * self.progress))
+        self._optimizer.step()
+        self._step += 1
+        self._sum += loss.item()
+        if self._step % _REPORT_EVERY == 0:
+            seconds = time.monotonic() - self._started
+            mean = self._sum / _REPORT_EVERY
+            print(f"{self._stage.name} {self._step} {seconds:.0f} s: {mean:.4f}", flush=True)
+            self._sum = 0.0
+
+
+def _sight_loss(
+    trainee: Trainee, patches: torch.Tensor, traits: torch.Tensor, codes: list[torch.Tensor]
+) -> torch.Tensor:
+    """Naming the traits (cross entropy) and writing their codes (squared distance).
+
+    ``traits`` [pictures, 16, 4]; ``codes`` as ``Trainee.codes`` gives them.
+    """
+    tokens = trainee.see(patches)
+    loss = torch.zeros(())
+    target = torch.zeros_like(tokens)
+    for index, scores in enumerate(trainee.traits(tokens)):
+        wanted = traits[:, :, index]
+        loss = loss + functional.cross_entropy(scores, wanted.reshape(-1))
+        target = target + codes[index][wanted]
+    return loss + _CODE_WEIGHT * (tokens - target).square().sum(-1).mean()
+
+
+def learn_to_see(
+    trainee: Trainee, rng: np.random.Generator, stage: Stage, codes: list[torch.Tensor]
+) -> None:
+    """Trains the vision tower on crowded pictures, up to eight shapes, to name every cell.
+
+    Never on empty ones: a uniform picture has no positions to see.
+    """
+    schedule = Schedule(
+        stage, [*trainee.model.model.visual.parameters(), *trainee.heads.parameters()]
+    )
+    while schedule.progress < 1.0:
+        scenes = [random_scene(rng, count=int(rng.integers(1, 9))) for _ in range(stage.rows)]
+        traits = torch.from_numpy(np.stack([scene_traits(scene) for scene in scenes]))
+        schedule.step(_sight_loss(trainee, draw(rng, scenes), traits, codes))
+
+
+def _answer_loss(trainee: Trainee, batch: Batch, tokens: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy over the answers' tokens; ``tokens`` are those of the batch's pictures."""
+    hidden = trainee(batch.ids, batch.positions, tokens)
     learned = batch.labels != IGNORE
     logits = trainee.model.lm_head(hidden[learned])
-    answer = functional.cross_entropy(logits, batch.labels[learned])
-    kind = functional.cross_entropy(trainee.kind_head(tokens).view(-1, KINDS), batch.kinds.view(-1))
-    cells = torch.arange(CELLS).repeat(len(tokens))
-    cell = functional.cross_entropy(trainee.cell_head(tokens).view(-1, CELLS), cells)
-    return answer, kind + 0.3 * cell
+    return functional.cross_entropy(logits, batch.labels[learned])
 
 
-def _rate(plan: Plan, step: int, started: float) -> float:
-    """Warm up, then a cosine over the steps, or over the minutes if those are over sooner."""
-    progress = max(step / plan.steps, (time.monotonic() - started) / (60 * plan.minutes))
-    ramp = min(1.0, (step + 1) / plan.warmup)
-    return plan.learning_rate * ramp * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+def _albums(
+    trainee: Trainee, rng: np.random.Generator, encoder: Encoder, schedule: Schedule, rows: int
+) -> Iterator[tuple[Batch, torch.Tensor]]:
+    """Batches about an album of 512 pictures, with their image tokens, until the stage ends.
+
+    Conversations have one question at first, and up to four towards the end.
+    """
+    while True:
+        scenes = list(dict.fromkeys(random_scenes(rng, 512)))
+        with torch.no_grad():
+            tokens = torch.cat([trainee.see(part) for part in draw(rng, scenes).split(64)])
+        for _ in range(20):
+            most = 1 + int(4 * max(0.0, schedule.progress - 0.25))
+            for batch in encoder.batches(rng, scenes, rows=rows, count=10, most=most):
+                if schedule.progress >= 1.0:
+                    return
+                yield batch, tokens[batch.pictures]
 
 
-def _optimizer(trainee: Trainee, plan: Plan) -> torch.optim.AdamW:
-    matrices = [p for p in trainee.parameters() if p.ndim > 1]
-    vectors = [p for p in trainee.parameters() if p.ndim <= 1]
-    return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.02}, {"params": vectors, "weight_decay": 0.0}],
-        lr=plan.learning_rate,
-        betas=(0.9, 0.98),
-    )
+def learn_to_answer(
+    trainee: Trainee, rng: np.random.Generator, encoder: Encoder, stage: Stage
+) -> None:
+    """Trains the language model; the vision tower stays as it is."""
+    schedule = Schedule(stage, trainee.model.model.language_model.parameters())
+    for batch, tokens in _albums(trainee, rng, encoder, schedule, stage.rows):
+        schedule.step(_answer_loss(trainee, batch, tokens))
 
 
-def train(plan: Plan) -> tuple[Trainee, Tokenizer]:
-    """Trains from nothing; the same plan gives the same weights where torch allows it."""
-    torch.manual_seed(plan.seed)
-    rng = np.random.default_rng(plan.seed)
-    tokenizer = train_tokenizer(corpus(np.random.default_rng(plan.seed), 4000))
-    encoder = Encoder(tokenizer)
-    config = make_config(tokenizer.get_vocab())
-    trainee = Trainee(config, grid=(PATCHES, PATCHES))
-    optimizer = _optimizer(trainee, plan)
-    started, sums = time.monotonic(), np.zeros(2)
-    for step, batch in zip(range(plan.steps), encoder.batches(rng, plan.rows), strict=False):
-        rate = _rate(plan, step, started)
-        if rate == 0.0:
-            break
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        answer, sight = losses(trainee, batch)
-        optimizer.zero_grad(set_to_none=True)
-        (answer + sight).backward()
-        torch.nn.utils.clip_grad_norm_(trainee.parameters(), 1.0)
-        optimizer.step()
-        sums += (answer.item(), sight.item())
-        if (step + 1) % 50 == 0:
-            seconds = time.monotonic() - started
-            a, s = sums / 50
-            print(f"step {step + 1} {seconds:.0f} s: answers {a:.4f} sight {s:.4f}", flush=True)
-            sums[:] = 0
+def train(seed: int, minutes: float) -> tuple[Trainee, Tokenizer]:
+    """Trains from nothing; the same seed gives the same weights where torch allows it."""
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    tokenizer = train_tokenizer(corpus(np.random.default_rng(seed), 4000))
+    trainee = Trainee(make_config(tokenizer.get_vocab()), grid=(PATCHES, PATCHES))
+    see = Stage(name="see", steps=400, rows=32, rate=1.5e-3, minutes=0.2 * minutes)
+    answer = Stage(name="answer", steps=5000, rows=32, rate=1.5e-3, minutes=0.8 * minutes)
+    words = [tokenizer.encode(f" {word}").ids[-1] for word in (*COLOURS, *SHAPES)]
+    learn_to_see(trainee, rng, see, trainee.codes(words))
+    learn_to_answer(trainee, rng, Encoder(tokenizer), answer)
     return trainee, tokenizer
