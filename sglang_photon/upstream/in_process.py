@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+from sglang.srt.arg_groups.lora_hook import check_lora_server_args
 from sglang.srt.distributed.parallel_state import (
     destroy_distributed_environment,
     destroy_model_parallel,
@@ -124,6 +125,7 @@ def in_process_scheduler(
     given = [part for pair in QUIET if pair[0] not in arguments for part in pair]
     given += [*arguments, *(("--disable-overlap-schedule",) if loop == "blocking" else ())]
     server_args = prepare_server_args(given)
+    check_lora_server_args(server_args)
     ports = PortArgs.init_new(server_args)
     publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     kind = _without_sockets(PhotonScheduler if loop == "photon" else Scheduler)

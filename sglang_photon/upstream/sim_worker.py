@@ -58,9 +58,7 @@ class SimDevice:
         scheduler.tp_worker.forward_batch_generation = forward
 
     def _compute(self, batch: Any, **_: Any) -> GenerationBatchResult:
-        forward = ForwardBatch.init_new(
-            batch, self._runner, return_hidden_states_before_norm=False
-        )
+        forward = ForwardBatch.init_new(batch, self._runner, return_hidden_states_before_norm=False)
         last = forward.input_ids
         if not forward.forward_mode.is_decode():
             last = forward.seq_lens
@@ -88,9 +86,7 @@ class SimDevice:
 
         def copy_and_gate(result: Any, batch: Any) -> None:
             copy(result, batch)
-            result.copy_done = _Arrival(
-                self.lane, self._slots[(self._turn - 1) % len(self._slots)]
-            )
+            result.copy_done = _Arrival(self.lane, self._slots[(self._turn - 1) % len(self._slots)])
 
         scheduler._copy_result_to_cpu = copy_and_gate
 

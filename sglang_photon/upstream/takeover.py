@@ -26,6 +26,9 @@ from sglang.srt.mem_cache.common import release_kv_cache
 
 from sglang_photon.loop.tick import PhotonLoop
 
+RELEASE = release_kv_cache
+"""Upstream's own, which gives a request's row and pages back."""
+
 CUMULATE = ScheduleBatch.cumulate_penalty_output_tokens
 """Upstream's own, which counts each request's newest token on the host."""
 
@@ -87,9 +90,9 @@ def _rebound(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _release_finished(loop: PhotonLoop, req: Any, tree_cache: Any, *, checkpoint: bool) -> None:
-    loop.finalize(req, partial(release_kv_cache, req, tree_cache, checkpoint=checkpoint))
+    loop.finalize(req, partial(RELEASE, req, tree_cache, checkpoint=checkpoint))
 
 
 def _release_retracted(loop: PhotonLoop, req: Any, tree_cache: Any, *, checkpoint: bool) -> None:
     loop.withdraw(req)
-    release_kv_cache(req, tree_cache, checkpoint=checkpoint)
+    RELEASE(req, tree_cache, checkpoint=checkpoint)

@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-IDLE_SECONDS = 1.0
+IDLE_SECONDS = 3.0
 """Longest wait of an idle server: its housekeeping (metrics, timeouts) runs this often."""
 
 STALLED_SECONDS = 0.002

@@ -23,7 +23,7 @@ SCHEMA = json.dumps(
 )
 
 
-class NeverTwice(CustomLogitProcessor):
+class NeverTwice(CustomLogitProcessor):  # type: ignore[misc]
     """Bans the newest token, so that no two neighbours are equal; a stale view shows at once."""
 
     def __call__(

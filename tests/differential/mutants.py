@@ -85,7 +85,14 @@ def freed_at_finalize() -> AbstractContextManager[None]:
 
 def never_freed() -> AbstractContextManager[None]:
     """P5: the release of a zombie is forgotten."""
-    return _replacing(Ledger, "take", lambda original: lambda self, rows: [])
+
+    def mutate(original: Any) -> Any:
+        def take(self: Ledger, rows: Any) -> list[Callable[[], None]]:
+            return []
+
+        return take
+
+    return _replacing(Ledger, "take", mutate)
 
 
 def mask_of_another_row() -> AbstractContextManager[None]:
@@ -158,14 +165,20 @@ def batch_not_frozen() -> AbstractContextManager[None]:
     def mutate(original: Any) -> Any:
         def freeze(batch: Any) -> Any:
             frozen = original(batch)
-            for name in ("seq_lens", "req_pool_indices", "out_cache_loc"):
-                live = property(lambda self, name=name: getattr(batch, name))
-                frozen.__class__ = type("Live", (frozen.__class__,), {name: live})
+            live = {name: _reading(batch, name) for name in LATER}
+            frozen.__class__ = type("Live", (frozen.__class__,), live)
             return frozen
 
         return freeze
 
     return _replacing(step, "_freeze", mutate)
+
+
+LATER = ("seq_lens", "req_pool_indices", "out_cache_loc")
+
+
+def _reading(batch: Any, name: str) -> property:
+    return property(lambda self: getattr(batch, name))
 
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {

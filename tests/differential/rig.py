@@ -23,6 +23,7 @@ from sglang_photon.upstream.in_process import in_process_scheduler, run
 MODEL = "demo:random:qwen2,hidden=64,layers=1,vocab=1024"
 VOCAB = 1024
 POOL = 4096
+LAST_TICK = 4000
 
 LANES: dict[str, Callable[[], Lane]] = {
     "inline": InlineLane,
@@ -128,6 +129,7 @@ class Script:
         due = [event for event in self._events if event.at <= self._tick]
         self._events = self._events[len(due) :]
         self._tick += 1
+        assert self._tick < LAST_TICK, "the scheduler does not come to rest"
         if not due and not self._events and self._follow_up is not None:
             more = self._follow_up(scheduler)
             if more is not None:

@@ -19,8 +19,9 @@ pytestmark = pytest.mark.timeout(240)
 
 def everything() -> list[Event]:
     """Joins, unforeseen ends, grammars, penalties and plain rows, close together."""
+    late: Event = Ask(rid="late", at=9, prompt=(77,), params={"stop_token_ids": EOS_LIKE[::2]})
     names = ["plain", "regex", "frequency", "stop_ids", "schema", "processor", "stop_ids", "plain"]
-    return [
+    return [late] + [
         Ask(
             rid=str(number),
             at=number,
@@ -29,8 +30,6 @@ def everything() -> list[Event]:
             fields=FEATURES[name].fields,
         )
         for number, name in enumerate(names)
-    ] + [
-        Ask(rid="late", at=9, prompt=(77,), params={"stop_token_ids": EOS_LIKE[::2]}),
     ]
 
 

@@ -71,14 +71,14 @@ def test_ov_07_a_row_is_given_away_only_when_no_step_refers_to_it(
     riding: list[bool] = []
     with photon("--max-running-requests", "1") as bench:
         expected = solo(bench, second)
-        release = takeover.release_kv_cache
+        release = takeover.RELEASE
 
         def spy(req: Any, *args: Any, **kwargs: Any) -> None:
             works = bench.scheduler.photon_loop.in_flight()
             riding.append(any(req in work.reqs for work in works))
             release(req, *args, **kwargs)
 
-        monkeypatch.setattr(takeover, "release_kv_cache", spy)
+        monkeypatch.setattr(takeover, "RELEASE", spy)
         found = bench.play([first, second])
         assert bench.pipeline.zombie_rows > 0
     assert riding == [False, False]
@@ -368,6 +368,33 @@ def test_ho_05_nothing_is_waited_for_but_the_commit_of_the_step_before() -> None
     assert len(waits) == stats.steps, "one wait for each step"
     assert not stats.settled
     assert [index for index, _ in waits] == [step % 2 for step in range(stats.steps)]
+
+
+def test_ho_06_logprobs_keep_the_overlap() -> None:
+    asks = [ask(str(n), prompt=(40 + n,), max_new_tokens=30) for n in range(7)]
+    asks.append(
+        Ask(
+            rid="logprobs",
+            prompt=(60,),
+            params={"max_new_tokens": 30},
+            fields={"return_logprob": True, "top_logprobs_num": 2},
+        )
+    )
+    with photon() as bench:
+        lanes: list[Any] = []
+        make = bench.scheduler.lane_factory
+
+        def kept() -> Any:
+            lanes.append(make())
+            return lanes[-1]
+
+        bench.scheduler.lane_factory = kept
+        bench.play(asks)
+        stats = bench.stats
+    (lane,) = lanes
+    assert lane.idle == 0.0
+    assert not stats.settled
+    assert not stats.lockstep
 
 
 def test_ho_07_masks_are_built_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
