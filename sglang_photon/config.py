@@ -72,7 +72,7 @@ class PhotonConfig:
             UsageError: a variable holds something else than its flag would take.
         """
         return cls(
-            loop=environ.get(_variable("loop"), "auto"),
+            loop=environ.get(_variable("loop")) or "auto",
             allow_version=truth(environ, _variable("allow_version")),
         )
 

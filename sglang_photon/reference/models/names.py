@@ -33,8 +33,12 @@ VLM_FOLDER = Path(__file__).parent / "vlm"
 
 Flags = tuple[tuple[str, str], ...]
 """Flags of SGLang's launcher with their values."""
+ANY_HEAD_SIZE: Flags = (("--attention-backend", "triton"), ("--mm-attention-backend", "sdpa"))
+"""The default kernels on a GPU are built for heads of 64 and more; the demo models' are smaller."""
 
 _HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+_HUB_GGUF = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+|(/[\w.-]+)*\.gguf)")
+"""What SGLang reads as a GGUF file on the hub: owner/name:QUANT or owner/name/path/file.gguf."""
 _CONFIGS = ("config.json", "params.json", "model_index.json")
 """One of these makes a folder a model: transformers', Mistral's and diffusers' own."""
 
@@ -49,6 +53,7 @@ class ResolvedModel:
         is_demo: one of `NAMES`, so a folder that was verified byte for byte.
         flags: what the model needs, on any machine, where the user does not say otherwise.
         cpu_flags: the same, on the CPU engine only.
+        gpu_flags: the same, on a GPU only.
     """
 
     path: str
@@ -56,6 +61,7 @@ class ResolvedModel:
     is_demo: bool = False
     flags: Flags = ()
     cpu_flags: Flags = ()
+    gpu_flags: Flags = ()
 
 
 def resolve(
@@ -121,7 +127,12 @@ def _vlm() -> ResolvedModel:
 
 def _demo(folder: Path, name: str, *, flags: Flags = (), cpu_flags: Flags = ()) -> ResolvedModel:
     return ResolvedModel(
-        path=str(folder), name=name, is_demo=True, flags=flags, cpu_flags=cpu_flags
+        path=str(folder),
+        name=name,
+        is_demo=True,
+        flags=flags,
+        cpu_flags=cpu_flags,
+        gpu_flags=ANY_HEAD_SIZE,
     )
 
 
@@ -144,6 +155,8 @@ def _given(model_path: str) -> ResolvedModel:
                 "Name the folder that holds config.json, or a .gguf file",
             )
         return ResolvedModel(path=str(path), name=model_path)
+    if _HUB_GGUF.fullmatch(model_path):
+        return ResolvedModel(path=model_path, name=model_path)
     if model_path.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model_path):
         raise UsageError(
             f"there is no model at {model_path}",
