@@ -9,7 +9,8 @@ A launcher that is killed removes nothing; the next one removes its folder.
 
 from __future__ import annotations
 
-import os
+import contextlib
+import fcntl
 import shutil
 import sys
 import tempfile
@@ -17,9 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 PREFIX = "photon-"
+LOCK = "lock"
 SOCKET_NAME = "tmpabcdefgh"
 LONGEST_SOCKET_PATH = 107
 HTTP_SERVER = "sglang.srt.entrypoints.http_server"
@@ -29,12 +29,14 @@ HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 def removed() -> Iterator[None]:
     """Run a server inside; its processes must have ended before this block does."""
     sweep(Path(tempfile.gettempdir()))
-    folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     usual = tempfile.tempdir
-    if len(f"{folder}/{SOCKET_NAME}") <= LONGEST_SOCKET_PATH:
-        tempfile.tempdir = folder
+    if len(str(folder / SOCKET_NAME)) <= LONGEST_SOCKET_PATH:
+        tempfile.tempdir = str(folder)
     try:
-        yield
+        with (folder / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
     finally:
         tempfile.tempdir = usual
         shutil.rmtree(folder, ignore_errors=True)
@@ -44,11 +46,15 @@ def removed() -> Iterator[None]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the folders of launchers that were killed before they could."""
-    for folder in parent.glob(f"{PREFIX}*-*"):
-        pid = folder.name.removeprefix(PREFIX).split("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove the folders of launchers that were killed before they could.
+
+    A launcher holds a lock on its folder for as long as it lives, which is also seen from other
+    containers that share the temporary folder.
+    """
+    for path in parent.glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError), path.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def load_segment() -> Path | None:
