@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 
 import psutil
@@ -17,6 +18,13 @@ def cuda_works() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def pytest_configure() -> None:
+    """What somebody has exported must not decide what the tests see."""
+    for name in list(os.environ):
+        if name.startswith("SGLANG_P") and name != "SGLANG_PHOTON_CACHE":
+            del os.environ[name]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
