@@ -97,6 +97,9 @@ def _resolve_model(arguments: ArgumentList, *, on_cpu: bool) -> None:
         arguments.add_default("--served-model-name", given.replace(":", "-"))
     for flag, value in (*model.flags, *(model.cpu_flags if on_cpu else model.gpu_flags)):
         arguments.add_default(flag, value)
+    if on_cpu:
+        for variable, value in model.cpu_environment:
+            os.environ.setdefault(variable, value)
 
 
 def _choose_device(arguments: ArgumentList) -> bool:

@@ -33,6 +33,8 @@ VLM_FOLDER = Path(__file__).parent / "vlm"
 
 Flags = tuple[tuple[str, str], ...]
 """Flags of SGLang's launcher with their values."""
+ONE_THREAD: Flags = (("OMP_NUM_THREADS", "1"),)
+"""Threads gain nothing in models this small, and on busy cores every operation waits for all."""
 ANY_HEAD_SIZE: Flags = (("--attention-backend", "triton"), ("--mm-attention-backend", "sdpa"))
 """The default kernels on a GPU are built for heads of 64 and more; the demo models' are smaller."""
 
@@ -54,6 +56,7 @@ class ResolvedModel:
         flags: what the model needs, on any machine, where the user does not say otherwise.
         cpu_flags: the same, on the CPU engine only.
         gpu_flags: the same, on a GPU only.
+        cpu_environment: variables to set on the CPU engine where the user has not.
     """
 
     path: str
@@ -62,6 +65,7 @@ class ResolvedModel:
     flags: Flags = ()
     cpu_flags: Flags = ()
     gpu_flags: Flags = ()
+    cpu_environment: Flags = ()
 
 
 def resolve(
@@ -110,7 +114,8 @@ def _chat(cache: ModelCache, progress: Progress) -> ResolvedModel:
     def build(target: Path, scratch: Path) -> None:
         chat.build(target, scratch, progress=progress)
 
-    return _demo(cache.folder(chat.KEY, label="demo:chat", build=build), "demo:chat")
+    folder = cache.folder(chat.KEY, label="demo:chat", build=build)
+    return _demo(folder, "demo:chat", cpu_environment=())
 
 
 def _vlm() -> ResolvedModel:
@@ -125,7 +130,14 @@ def _vlm() -> ResolvedModel:
     return _demo(VLM_FOLDER, "demo:vlm", flags=(("--dtype", dtype),) if dtype else ())
 
 
-def _demo(folder: Path, name: str, *, flags: Flags = (), cpu_flags: Flags = ()) -> ResolvedModel:
+def _demo(
+    folder: Path,
+    name: str,
+    *,
+    flags: Flags = (),
+    cpu_flags: Flags = (),
+    cpu_environment: Flags = ONE_THREAD,
+) -> ResolvedModel:
     return ResolvedModel(
         path=str(folder),
         name=name,
@@ -133,6 +145,7 @@ def _demo(folder: Path, name: str, *, flags: Flags = (), cpu_flags: Flags = ()) 
         flags=flags,
         cpu_flags=cpu_flags,
         gpu_flags=ANY_HEAD_SIZE,
+        cpu_environment=cpu_environment,
     )
 
 

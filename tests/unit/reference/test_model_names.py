@@ -44,6 +44,7 @@ def test_the_embedded_model_is_a_folder_of_the_package(embedded: Path, name: str
         is_demo=True,
         flags=(("--dtype", "bfloat16"),),
         gpu_flags=(("--attention-backend", "triton"), ("--mm-attention-backend", "sdpa")),
+        cpu_environment=(("OMP_NUM_THREADS", "1"),),
     )
 
 
