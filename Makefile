@@ -22,7 +22,7 @@ setup: ## make or update .venv (python: .venv/bin/python)
 	@exec "$(STARTER)" tools/bootstrap.py --cuda "$(CUDA)" $(if $(PYTHON),--only-this-python)
 
 demo: setup ## start a server, ask it about a picture, show the answers, stop
-	@$(RUN) -m sglang_photon.demo $(ARGS)
+	@$(RUN) -m sglang_photon.demo
 
 serve: setup ## keep a server with the demo model running (ARGS="--port 8000 ...")
 	@$(RUN) -m sglang_photon.launch_server --model-path demo $(ARGS)

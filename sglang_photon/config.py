@@ -87,7 +87,7 @@ class PhotonConfig:
             UsageError: a variable holds something else than its flag would take.
         """
         return cls(
-            **{field: environ.get(_variable(field), "auto") for field in CHOICES},
+            **{field: environ.get(_variable(field)) or "auto" for field in CHOICES},
             allow_version=truth(environ, _variable("allow_version")),
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import signal
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 from openai.types.chat import ChatCompletionContentPartParam
@@ -61,6 +63,7 @@ class Answer:
 
 def main() -> int:
     """Run the demo; returns 0 when both questions were answered."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Leave the block that stops the server.
     folder = Path(tempfile.mkdtemp(prefix="sglang-photon-demo-"))
     picture = folder / "picture.png"
     image = pictures.render(SCENE, size=PICTURE_SIZE, rng=np.random.default_rng(0))
@@ -72,6 +75,8 @@ def main() -> int:
             _show(server.url, picture, image)
     except PhotonError as error:
         return report(error)
+    except openai.OpenAIError as error:
+        return report(PhotonError(f"The demo server did not answer ({error})", f"See {folder}"))
     print("Server stopped. `make serve` keeps one running.")
     return 0
 
@@ -93,7 +98,8 @@ def ask(url: str, image: Image.Image, question: str, **options: Any) -> Answer:
     first = None
     pieces: list[str] = []
     tokens = 0
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+    direct = httpx.Client(trust_env=False)  # A proxy has no part in this.
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=direct) as client:
         stream = client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": content}],

@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from sglang_photon.config import SWITCH, truth
+from sglang_photon.config import SWITCH, PhotonConfig, truth
 from sglang_photon.errors import PhotonError, UsageError, report
+from sglang_photon.upstream.discovery import check_plugin_is_found
 from sglang_photon.upstream.version import check_version
 
 MIN_PYTHON = (3, 11)
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     options = parser.parse_args(argv)
     try:
-        findings = [check() for check in CHECKS]
+        findings = [_guarded(check) for check in CHECKS]
     except UsageError as error:
         return report(error)
     stopped = any(finding.stops_serving for finding in findings)
@@ -105,10 +106,7 @@ def check_gpu() -> Finding:
     """The GPU and its driver; none is not a problem, a GPU that torch cannot use is."""
     listed = _nvidia_smi()
     if _accelerator():
-        import torch
-
-        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "an accelerator"
-        return Finding(name="GPU", ok=True, detail=listed or name)
+        return Finding(name="GPU", ok=True, detail=listed or "an accelerator that torch can use")
     if listed:
         return Finding(
             name="GPU",
@@ -122,7 +120,8 @@ def check_gpu() -> Finding:
 def check_sglang() -> Finding:
     """The SGLang release, and whether its internals are the ones that Photon is built for."""
     try:
-        version = check_version()
+        config = PhotonConfig.from_environment(os.environ)
+        version = check_version(allow_other=config.allow_version)
         _bring_up_reference()
         from sglang_photon.upstream.signatures import ALL, check_signatures
 
@@ -148,11 +147,10 @@ def check_kernels() -> Finding:
 
 def check_plugin() -> Finding:
     """Whether SGLang would find the plugin, and whether it is switched on here."""
-    found = metadata.entry_points(group="sglang.srt.plugins", name="photon")
-    if not found:
-        return _failed(
-            "plugin", "SGLang cannot find it", "run pip install . in the project's folder"
-        )
+    try:
+        check_plugin_is_found(os.environ)
+    except PhotonError as error:
+        return _failed("plugin", error.problem, error.remedy)
     switched = truth(os.environ, SWITCH)
     detail = (
         f"installed; on for every sglang command ({SWITCH}=1)"
@@ -206,6 +204,18 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_ptrace,
     check_shared_memory,
 )
+
+
+def _guarded(check: Callable[[], Finding]) -> Finding:
+    """A check that fails in an unforeseen way is a finding like any other."""
+    try:
+        return check()
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        name = check.__name__.removeprefix("check_").replace("_", " ")
+        problem = f"cannot be checked ({type(error).__name__}: {error})"
+        return _failed(name, problem, "run pip install . in a fresh environment")
 
 
 def _failed(name: str, detail: str, remedy: str) -> Finding:

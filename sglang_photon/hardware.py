@@ -53,10 +53,10 @@ def plan_cpu(arguments: ArgumentList, environ: Mapping[str, str], cores: list[in
         cores: core numbers this process may use, ascending.
     """
     chosen = []
-    backend = "intel_amx" if _has_amx() else "torch_native"
     defaults = {
         "--device": "cpu",
-        "--attention-backend": backend,
+        # SGLang's own choice, intel_amx, needs its CPU kernels, which no package here brings.
+        "--attention-backend": "torch_native",
         "--max-total-tokens": str(CPU_POOL_TOKENS),
     }
     for flag, value in defaults.items():
@@ -82,9 +82,3 @@ def _core_binding(arguments: ArgumentList, cores: list[int]) -> dict[str, str]:
     share = len(cores) // ranks
     groups = [cores[rank * share : (rank + 1) * share] for rank in range(ranks)]
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, g)) for g in groups)}
-
-
-def _has_amx() -> bool:
-    import torch
-
-    return bool(torch.cpu._is_amx_tile_supported())

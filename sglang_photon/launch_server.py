@@ -6,10 +6,12 @@ module again in every child, so it imports nothing heavy before `main` runs.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from sglang_photon.arguments import MODEL_PATH, ArgumentList
 from sglang_photon.config import PhotonConfig
@@ -19,6 +21,7 @@ from sglang_photon.upstream.version import check_version
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 30000
+NO_OVERLAP = "--disable-overlap-schedule"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,42 +44,62 @@ def _launch(argv: list[str]) -> None:
     config, rest = PhotonConfig.from_command_line(argv, os.environ)
     check_version(allow_other=config.allow_version)
     arguments = ArgumentList(rest)
-    wants_help = arguments.has("-h", "--help")
+    wants_help = "-h" in rest or "--help" in rest
     if not wants_help:
-        if not config.stock:
-            check_plugin_is_found(os.environ)
-        _check_port(arguments)
+        _check_request(config, arguments)
     on_cpu = _choose_device(arguments)
     if not wants_help:
         _resolve_model(arguments, on_cpu=on_cpu)
+        _check_port(arguments)
     if config.loop == "blocking":
-        arguments.add_default("--disable-overlap-schedule")
+        arguments.add_default(NO_OVERLAP)
     os.environ.update(config.to_environment())
-    from sglang_photon.upstream import server
-
+    server = _import_server()
     if wants_help:
         server.print_help()
     else:
         server.serve(arguments.items)
 
 
+def _check_request(config: PhotonConfig, arguments: ArgumentList) -> None:
+    """Refuse what cannot work, before anything is imported or made."""
+    if not arguments.has(*MODEL_PATH):
+        raise UsageError("No model is given", "Add --model-path, for example --model-path demo")
+    if config.loop == "sglang" and arguments.has(NO_OVERLAP):
+        raise UsageError(
+            f"--photon-loop sglang is SGLang's overlap loop, {NO_OVERLAP} turns it off",
+            "Use --photon-loop blocking",
+        )
+    if not config.stock:
+        check_plugin_is_found(os.environ)
+
+
+def _import_server() -> ModuleType:
+    try:
+        return importlib.import_module("sglang_photon.upstream.server")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise PhotonError(
+            f"SGLang cannot be imported ({type(error).__name__}: {error})",
+            "Run `photon doctor`, which names what is missing",
+        ) from error
+
+
 def _resolve_model(arguments: ArgumentList, *, on_cpu: bool) -> None:
     from sglang_photon import hub
     from sglang_photon.reference.models import names
 
-    given = arguments.value(*MODEL_PATH)
-    if given is None:
-        if arguments.has("--config"):
-            return
-        raise UsageError("No model is given", "Add --model-path, for example --model-path demo")
+    given = arguments.value(*MODEL_PATH) or ""
     model = names.resolve(given)
     hub.check_model(model.path, revision=arguments.value("--revision"), environ=os.environ)
     arguments.replace(MODEL_PATH, model.path)
     if model.is_demo:
         # A colon would mean "model:adapter" in a request.
         arguments.add_default("--served-model-name", given.replace(":", "-"))
-    for flag, value in (*model.flags, *(model.cpu_flags if on_cpu else ())):
+    for flag, value in (*model.flags, *(model.cpu_flags if on_cpu else model.gpu_flags)):
         arguments.add_default(flag, value)
+    if on_cpu:
+        for variable, value in model.cpu_environment:
+            os.environ.setdefault(variable, value)
 
 
 def _choose_device(arguments: ArgumentList) -> bool:
@@ -109,7 +132,7 @@ def _check_port(arguments: ArgumentList) -> None:
     port = arguments.number("--port", default=DEFAULT_PORT)
     if not 0 < port < 1 << 16:
         raise UsageError(f"--port is {port}", "Choose a port from 1 to 65535")
-    if arguments.has("--enable-http-worker-reuseport", "--config"):
+    if arguments.has("--enable-http-worker-reuseport"):
         return
     try:
         family, kind, proto, _, address = socket.getaddrinfo(

@@ -7,6 +7,7 @@ reaches every process that it started.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import random
 import signal
@@ -14,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ class ServerProcess:
         self.log = log
         self.start_s = 0.0
         self._command = [*launcher, *arguments, "--port", str(self.port)]
-        self._environ = {**os.environ, **(environ or {})}
+        self._environ = {**os.environ, **_without_proxy(os.environ), **(environ or {})}
         self._start_limit_s = start_limit_s
         self._stop_limit_s = stop_limit_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -175,9 +175,17 @@ def free_port() -> int:
     )
 
 
+def _without_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+    """A server warms itself up over HTTP, which must not go through a proxy."""
+    listed = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    value = ",".join(part for part in (listed, "127.0.0.1") if part)
+    return {"no_proxy": value, "NO_PROXY": value}
+
+
 def _answers(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with opener.open(url, timeout=10) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
+    except (OSError, http.client.HTTPException):
         return False

@@ -7,6 +7,7 @@ on a function that every scheduler process calls after the plugins are loaded, c
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from sglang_photon.upstream.version import check_version
 
 SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 RAY_MODULE = "sglang.srt.ray.scheduler_actor"
+ARGUMENTS = "sglang.srt.server_args.prepare_server_args"
 
 
 def install(config: PhotonConfig) -> None:
@@ -32,10 +34,7 @@ def install(config: PhotonConfig) -> None:
         PhotonError: the wrong SGLang, or one whose internals have moved.
     """
     check_version(allow_other=config.allow_version)
-    if "--use-ray" in sys.argv or RAY_MODULE in sys.modules:
-        from sglang_photon.upstream import ray_actor
-
-        ray_actor.install(config)
+    _install_for_ray(config)
     if SCHEDULER_MODULE not in sys.modules:
         return
     check_signatures()
@@ -45,6 +44,23 @@ def install(config: PhotonConfig) -> None:
     HookRegistry.register(
         f"{SCHEDULER_MODULE}.configure_scheduler_process", _verified, HookType.AROUND
     )
+
+
+def _install_for_ray(config: PhotonConfig) -> None:
+    """Replace Ray's actors as soon as it is known that there will be any."""
+
+    def after_parsing(server_args: Any, *_: Any, **__: Any) -> None:
+        # Without Ray installed SGLang says so itself.
+        if server_args.use_ray and importlib.util.find_spec("ray"):
+            from sglang_photon.upstream import ray_actor
+
+            ray_actor.install(config)
+
+    HookRegistry.register(ARGUMENTS, after_parsing, HookType.AFTER)
+    if RAY_MODULE in sys.modules:
+        from sglang_photon.upstream import ray_actor
+
+        ray_actor.install(config)
 
 
 def scheduler_is_photon() -> bool:

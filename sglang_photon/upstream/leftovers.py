@@ -4,29 +4,39 @@ Every start makes five files for sockets in the temporary folder and one segment
 for load reports. SGLang ends its processes by SIGKILL and removes none of them, so a machine on
 which servers come and go fills up. Nothing of SGLang is changed for this, stock loops included: the
 launcher gives its own process a temporary folder and asks SGLang's objects for the segment's name.
+A launcher that is killed removes nothing; the next one removes its folder.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sglang.srt.entrypoints import http_server
-
 PREFIX = "photon-"
-"""Short: the path of a socket may have 107 bytes."""
+LOCK = "lock"
+SOCKET_NAME = "tmpabcdefgh"
+LONGEST_SOCKET_PATH = 107
+HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 
 
 @contextmanager
 def removed() -> Iterator[None]:
     """Run a server inside; its processes must have ended before this block does."""
-    folder = tempfile.mkdtemp(prefix=PREFIX)
-    usual, tempfile.tempdir = tempfile.tempdir, folder
+    sweep(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    usual = tempfile.tempdir
+    if len(str(folder / SOCKET_NAME)) <= LONGEST_SOCKET_PATH:
+        tempfile.tempdir = str(folder)
     try:
-        yield
+        with (folder / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
     finally:
         tempfile.tempdir = usual
         shutil.rmtree(folder, ignore_errors=True)
@@ -35,13 +45,28 @@ def removed() -> Iterator[None]:
             segment.unlink(missing_ok=True)
 
 
+def sweep(parent: Path) -> None:
+    """Remove the folders of launchers that were killed before they could.
+
+    A launcher holds a lock on its folder for as long as it lives, which is also seen from other
+    containers that share the temporary folder.
+    """
+    for path in parent.glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError), path.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+
 def load_segment() -> Path | None:
     """The shared-memory file of this server's load reports.
 
     None where it is not known here: before a server has started, and with several tokenizer
     workers, which read it in their own processes.
     """
-    state = http_server.get_global_state()
+    # Not imported here: SGLang imports it after its arguments are resolved, which sets variables
+    # that modules read while they load.
+    module = sys.modules.get(HTTP_SERVER)
+    state = None if module is None else module.get_global_state()
     reader = getattr(getattr(state, "tokenizer_manager", None), "load_snapshot_reader", None)
     path = getattr(reader, "path", None)
     return None if path is None else Path(path)

@@ -13,6 +13,7 @@ from sglang.srt.utils import kill_process_tree
 
 from sglang_photon.config import add_flags
 from sglang_photon.upstream import leftovers
+from sglang_photon.upstream.signatures import LAUNCHER, check_signatures
 
 
 def serve(argv: list[str]) -> None:
@@ -21,7 +22,11 @@ def serve(argv: list[str]) -> None:
     Args:
         argv: SGLang's arguments. Photon's settings are in the environment by now, where the child
             processes read them.
+
+    Raises:
+        PhotonError: SGLang's internals have moved.
     """
+    check_signatures(LAUNCHER)
     load_plugins()
     # Ctrl-C is a way to stop a server: uvicorn shuts down first, then raises it again.
     with leftovers.removed(), contextlib.suppress(KeyboardInterrupt):

@@ -94,7 +94,12 @@ LAUNCHER = {
         "wait_timeout",
     ),
 }
-ALL = {**SCHEDULER_PROCESS, **LAUNCHER}
+AFTER_START = {
+    "sglang.srt.entrypoints.http_server:get_global_state": (),
+}
+"""Called when a server ends. Checked by `photon doctor` and the contract tests only: importing this
+before SGLang has resolved its arguments would change what it reads from the environment."""
+ALL = {**SCHEDULER_PROCESS, **LAUNCHER, **AFTER_START}
 
 
 def mismatches(expected: dict[str, tuple[str, ...]]) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from sglang_photon import plugin, reference
 from sglang_photon.config import PhotonConfig
 
+pytestmark = pytest.mark.timeout(180)
 REPORT = """
 import json, sys
 import sglang.srt.managers.scheduler as scheduler

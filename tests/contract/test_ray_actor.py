@@ -10,6 +10,7 @@ import pytest
 
 from sglang_photon import reference
 
+pytestmark = pytest.mark.timeout(300)
 pytest.importorskip("ray", reason="Ray is an optional part of SGLang")
 
 ACTOR = """

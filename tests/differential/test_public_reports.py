@@ -21,6 +21,7 @@ from sglang.srt.managers.io_struct import (
 )
 
 from sglang_photon.upstream import takeover
+from tests.differential import rig as rigs
 from tests.differential.comparing import differences
 from tests.differential.features import ARGUMENTS, EOS_LIKE, FEATURES, SCHEMA
 from tests.differential.rig import VOCAB, Abort, Ask, Control, Rig, Seen, rig
@@ -174,7 +175,10 @@ def test_ov_18_bad_grammars_end_their_own_request_only() -> None:
         assert (finish["type"], finish["status_code"]) == ("abort", 400)
 
 
-def test_ov_19_a_grammar_that_compiles_for_ever_is_given_up() -> None:
+def test_ov_19_a_grammar_that_compiles_for_ever_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rigs, "LAST_TICK", 10**7)
     stop = threading.Event()
     plain = [ask(f"p{n}", prompt=(50 + n,), max_new_tokens=40) for n in range(4)]
     with envs.SGLANG_GRAMMAR_MAX_POLL_ITERATIONS.override(200), photon(lane="inline") as bench:

@@ -8,6 +8,7 @@ with few cores two servers at a time are slower than one after the other.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from tests.server.plugins import install_probe
 from tests.server.servers import CLEAN, MODEL, Running
 
 SHARED = "auto"
+PHOTON_SERVE = (str(Path(sys.executable).with_name("photon")), "serve")
+"""The console script; the other servers start by `python -m sglang_photon.launch_server`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,7 +38,10 @@ def auto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The demo model under `--photon-loop auto`; its end must leave nothing behind."""
     folder = tmp_path_factory.mktemp("auto")
     environ = install_probe(folder / "plugin")
-    with Running(arguments=["--model-path", MODEL], folder=folder, environ=environ) as running:
+    arguments = ["--model-path", MODEL]
+    with Running(
+        arguments=arguments, folder=folder, environ=environ, launcher=PHOTON_SERVE
+    ) as running:
         yield running
         ending = running.stop(signal.SIGTERM)
     assert ending == CLEAN, f"left behind; log:\n{running.server.log_tail()}"

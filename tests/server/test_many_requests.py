@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.server.asking import Answer, Ask, answer, answers, mixed
 from tests.server.servers import Running, wait_until
 
-ABORT_LIMIT_S = 2.0
+ABORT_LIMIT_S = 5.0
+"""It takes milliseconds; the rest is for busy machines."""
 ENDLESS = Ask(
     text="Describe the picture.", options={"max_tokens": 4000, "extra_body": {"ignore_eos": True}}
 )
@@ -38,12 +39,13 @@ def test_closing_the_connection_ends_the_request(auto: Running) -> None:
 
 def test_others_go_on_when_one_is_closed(auto: Running) -> None:
     other = Ask(
-        text="What do you see?", options={"max_tokens": 60, "extra_body": {"ignore_eos": True}}
+        text="What do you see?", options={"max_tokens": 400, "extra_body": {"ignore_eos": True}}
     )
     alone = answer(auto.client, other)
     with ThreadPoolExecutor(1) as pool:
         stream = auto.client.chat.completions.create(**ENDLESS.request(), stream=True)
         next(iter(stream))
         beside = pool.submit(answer, auto.client, other)
+        wait_until(lambda: auto.running_requests() == 2, limit_s=30)
         stream.close()
         assert beside.result(timeout=60) == alone

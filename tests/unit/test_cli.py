@@ -48,3 +48,9 @@ def test_a_port_that_is_listened_on_is_refused_and_a_free_one_is_not() -> None:
 def test_a_port_out_of_range_is_refused(port: str) -> None:
     with pytest.raises(UsageError, match="--port"):
         launch_server._check_port(ArgumentList(["--port", port]))
+
+
+def test_two_loops_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["demo", "--photon-loop", "sglang", "--disable-overlap-schedule"]
+    assert launch_server.main(argv) == 2
+    assert "Use --photon-loop blocking" in capsys.readouterr().err

@@ -28,6 +28,10 @@ def test_a_flag_wins_over_the_environment() -> None:
     assert parse(SGLANG_PHOTON_LOOP="blocking")[0].loop == "blocking"
 
 
+def test_an_empty_variable_is_none() -> None:
+    assert parse(SGLANG_PHOTON_LOOP="", SGLANG_PHOTON_ALLOW_VERSION="")[0] == PhotonConfig()
+
+
 def test_a_child_reads_from_its_environment_what_the_launcher_wrote() -> None:
     config = PhotonConfig(loop="sglang", allow_version=True)
     assert PhotonConfig.from_environment(config.to_environment()) == config

@@ -73,3 +73,23 @@ def test_little_shared_memory_names_the_docker_flag(monkeypatch: pytest.MonkeyPa
 
 def test_the_plugin_is_found_in_this_installation() -> None:
     assert doctor.check_plugin().ok
+
+
+def test_a_check_that_breaks_is_a_finding_and_not_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check_unlucky() -> Finding:
+        raise RuntimeError("the driver hangs")
+
+    monkeypatch.setattr(doctor, "CHECKS", (check_unlucky,))
+    assert doctor.main([]) == 1
+    line = capsys.readouterr().out
+    assert line.split()[:2] == ["PROBLEM", "unlucky"]
+    assert "the driver hangs" in line
+
+
+def test_a_plugin_that_is_left_out_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_PLUGINS", "other")
+    found = doctor.check_plugin()
+    assert found.stops_serving
+    assert "SGLANG_PLUGINS" in found.detail

@@ -8,11 +8,6 @@ from sglang_photon.arguments import ArgumentList
 CORES = [0, 1, 2, 3, 4]
 
 
-@pytest.fixture(autouse=True)
-def _without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "_has_amx", lambda: False)
-
-
 def test_a_cpu_server_gets_the_flags_it_needs_and_says_so() -> None:
     arguments = ArgumentList(["--model-path", "m"])
     plan = hardware.plan_cpu(arguments, {}, CORES)
@@ -31,13 +26,6 @@ def test_what_was_given_stays_and_is_not_announced() -> None:
     assert arguments.value("--attention-backend") == "intel_amx"
     assert "TORCHDYNAMO_DISABLE" not in plan.environment
     assert plan.chosen == ("--device cpu", "SGLANG_USE_CPU_ENGINE=1")
-
-
-def test_amx_keeps_sglangs_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "_has_amx", lambda: True)
-    arguments = ArgumentList([])
-    hardware.plan_cpu(arguments, {}, CORES)
-    assert arguments.value("--attention-backend") == "intel_amx"
 
 
 @pytest.mark.parametrize(

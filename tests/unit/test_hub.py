@@ -49,12 +49,15 @@ def test_each_failure_is_one_clear_line(
 def test_a_model_without_a_config_is_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = hub_raises(monkeypatch, EntryNotFoundError("none"))
     check_model("o/m", revision="r", environ={})
-    assert asked == ["https://huggingface.co/o/m/resolve/r/config.json"]
+    assert asked == [huggingface_hub.hf_hub_url("o/m", "config.json", revision="r")]
 
 
-def test_a_model_in_the_cache_does_not_ask_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_in_the_cache_does_not_ask_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = hub_raises(monkeypatch, OSError("asked"))
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: "config.json")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--o--m" / "snapshots" / "abc").mkdir(parents=True)
     check_model("o/m", revision=None, environ={})
     assert asked == []
 
@@ -65,5 +68,7 @@ def test_folders_urls_and_modelscope_names_do_not_ask_the_hub(
     asked = hub_raises(monkeypatch, OSError("asked"))
     check_model(str(tmp_path), revision=None, environ={})
     check_model("s3://bucket/m", revision=None, environ={})
+    check_model("o/m:Q4_K_M", revision=None, environ={})
+    check_model("o/m/sub/file.gguf", revision=None, environ={})
     check_model("o/m", revision=None, environ={"SGLANG_USE_MODELSCOPE": "1"})
     assert asked == []

@@ -33,8 +33,14 @@ VLM_FOLDER = Path(__file__).parent / "vlm"
 
 Flags = tuple[tuple[str, str], ...]
 """Flags of SGLang's launcher with their values."""
+ONE_THREAD: Flags = (("OMP_NUM_THREADS", "1"),)
+"""Threads gain nothing in models this small, and on busy cores every operation waits for all."""
+ANY_HEAD_SIZE: Flags = (("--attention-backend", "triton"), ("--mm-attention-backend", "sdpa"))
+"""The default kernels on a GPU are built for heads of 64 and more; the demo models' are smaller."""
 
 _HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+_HUB_GGUF = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+|(/[\w.-]+)*\.gguf)")
+"""What SGLang reads as a GGUF file on the hub: owner/name:QUANT or owner/name/path/file.gguf."""
 _CONFIGS = ("config.json", "params.json", "model_index.json")
 """One of these makes a folder a model: transformers', Mistral's and diffusers' own."""
 
@@ -49,6 +55,8 @@ class ResolvedModel:
         is_demo: one of `NAMES`, so a folder that was verified byte for byte.
         flags: what the model needs, on any machine, where the user does not say otherwise.
         cpu_flags: the same, on the CPU engine only.
+        gpu_flags: the same, on a GPU only.
+        cpu_environment: variables to set on the CPU engine where the user has not.
     """
 
     path: str
@@ -56,6 +64,8 @@ class ResolvedModel:
     is_demo: bool = False
     flags: Flags = ()
     cpu_flags: Flags = ()
+    gpu_flags: Flags = ()
+    cpu_environment: Flags = ()
 
 
 def resolve(
@@ -104,7 +114,8 @@ def _chat(cache: ModelCache, progress: Progress) -> ResolvedModel:
     def build(target: Path, scratch: Path) -> None:
         chat.build(target, scratch, progress=progress)
 
-    return _demo(cache.folder(chat.KEY, label="demo:chat", build=build), "demo:chat")
+    folder = cache.folder(chat.KEY, label="demo:chat", build=build)
+    return _demo(folder, "demo:chat", cpu_environment=())
 
 
 def _vlm() -> ResolvedModel:
@@ -119,9 +130,22 @@ def _vlm() -> ResolvedModel:
     return _demo(VLM_FOLDER, "demo:vlm", flags=(("--dtype", dtype),) if dtype else ())
 
 
-def _demo(folder: Path, name: str, *, flags: Flags = (), cpu_flags: Flags = ()) -> ResolvedModel:
+def _demo(
+    folder: Path,
+    name: str,
+    *,
+    flags: Flags = (),
+    cpu_flags: Flags = (),
+    cpu_environment: Flags = ONE_THREAD,
+) -> ResolvedModel:
     return ResolvedModel(
-        path=str(folder), name=name, is_demo=True, flags=flags, cpu_flags=cpu_flags
+        path=str(folder),
+        name=name,
+        is_demo=True,
+        flags=flags,
+        cpu_flags=cpu_flags,
+        gpu_flags=ANY_HEAD_SIZE,
+        cpu_environment=cpu_environment,
     )
 
 
@@ -144,6 +168,8 @@ def _given(model_path: str) -> ResolvedModel:
                 "Name the folder that holds config.json, or a .gguf file",
             )
         return ResolvedModel(path=str(path), name=model_path)
+    if _HUB_GGUF.fullmatch(model_path):
+        return ResolvedModel(path=model_path, name=model_path)
     if model_path.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model_path):
         raise UsageError(
             f"there is no model at {model_path}",

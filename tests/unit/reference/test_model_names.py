@@ -39,7 +39,12 @@ def embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_embedded_model_is_a_folder_of_the_package(embedded: Path, name: str) -> None:
     model = resolve(name)
     assert model == ResolvedModel(
-        path=str(embedded), name="demo:vlm", is_demo=True, flags=(("--dtype", "bfloat16"),)
+        path=str(embedded),
+        name="demo:vlm",
+        is_demo=True,
+        flags=(("--dtype", "bfloat16"),),
+        gpu_flags=(("--attention-backend", "triton"), ("--mm-attention-backend", "sdpa")),
+        cpu_environment=(("OMP_NUM_THREADS", "1"),),
     )
 
 
@@ -72,7 +77,15 @@ def test_an_unknown_demo_name_lists_the_known_ones(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["Qwen/Qwen2.5-VL-3B-Instruct", "gpt2", "demos", "s3://bucket/a/b/c", "redis://host:1/m"],
+    [
+        "Qwen/Qwen2.5-VL-3B-Instruct",
+        "gpt2",
+        "demos",
+        "s3://bucket/a/b/c",
+        "redis://host:1/m",
+        "owner/repo:Q4_K_M",
+        "owner/repo/sub/file.gguf",
+    ],
 )
 def test_hub_ids_and_urls_pass_through(name: str) -> None:
     assert resolve(name) == ResolvedModel(path=name, name=name)

@@ -1,0 +1,53 @@
+"""Files of launchers that were killed go when the next one starts."""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sglang_photon.upstream import leftovers
+
+
+def folder(parent: Path, name: str, *, lock: bool = True) -> Path:
+    made = parent / name
+    made.mkdir()
+    (made / "socket").touch()
+    if lock:
+        (made / leftovers.LOCK).touch()
+    return made
+
+
+def test_only_folders_of_dead_launchers_are_swept(tmp_path: Path) -> None:
+    dead = folder(tmp_path, "photon-dead")
+    alive = folder(tmp_path, "photon-alive")
+    foreign = folder(tmp_path, "photon-notes", lock=False)
+    with (alive / leftovers.LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        leftovers.sweep(tmp_path)
+    assert [path.exists() for path in (dead, alive, foreign)] == [False, True, True]
+
+
+def test_temporary_files_of_a_server_go_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with leftovers.removed():
+        socket = Path(tempfile.mkstemp()[1])
+        leftovers.sweep(tmp_path)
+        assert socket.exists()
+    assert list(tmp_path.iterdir()) == []
+    assert tempfile.gettempdir() == str(tmp_path)
+
+
+def test_a_folder_too_deep_for_a_socket_is_not_made_deeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * (leftovers.LONGEST_SOCKET_PATH - len(str(tmp_path)) - 12))
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with leftovers.removed():
+        assert tempfile.gettempdir() == str(deep)
+    assert list(deep.iterdir()) == []
