@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+from functools import partial
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ def test_embeddings(lane: str) -> None:
             sampling_params=params,
         )
 
-    events = [Control(at=n // 2, make=lambda n=n: message(n)) for n in range(6)]
+    events = [Control(at=n // 2, make=partial(message, n)) for n in range(6)]
     answers = []
     for loop in ("blocking", "photon"):
         with rig("--is-embedding", loop=loop, lane=lane, hashed=False) as bench:
