@@ -27,6 +27,15 @@ def pytest_configure() -> None:
             del os.environ[name]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--schedules",
+        type=int,
+        metavar="N",
+        help="random schedules for each configuration of the differential tests",
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("server") and not item.get_closest_marker("timeout"):
