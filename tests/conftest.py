@@ -20,13 +20,6 @@ def cuda_works() -> bool:
     return torch.cuda.is_available()
 
 
-def pytest_configure() -> None:
-    """What somebody has exported must not decide what the tests see."""
-    for name in list(os.environ):
-        if name.startswith("SGLANG_P") and name != "SGLANG_PHOTON_CACHE":
-            del os.environ[name]
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--schedules",
@@ -34,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="random schedules for each configuration of the differential tests",
     )
+
+
+def pytest_configure() -> None:
+    """What somebody has exported must not decide what the tests see."""
+    for name in list(os.environ):
+        if name.startswith("SGLANG_P") and name != "SGLANG_PHOTON_CACHE":
+            del os.environ[name]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

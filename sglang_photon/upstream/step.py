@@ -90,14 +90,16 @@ class Step:
     def sample(self) -> None:
         """Sample (masks are built here, from grammars that know the newest token) and relay."""
         result = self._result
-        if result.delay_sample_func is not None:
+        asked = result.delay_sample_func is not None
+        if asked:
             result.delay_sample_func()
             result.delay_sample_func = None
-            # The logits are as large as the batch times the vocabulary: not kept until the commit.
-            result.logits_output.next_token_logits = None
         self._scheduler._relay_forward_payload(
             self._forward_batch, self._forward_batch.req_pool_indices, result
         )
+        if asked:
+            # As large as the batch times the vocabulary: not kept until the commit.
+            result.logits_output.next_token_logits = None
 
     def read_back(self, slot: DecodeSlot) -> None:
         """Copy the tokens into the slot's buffer, and whatever else the commit will read."""
