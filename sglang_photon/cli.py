@@ -13,6 +13,7 @@ usage: photon COMMAND [arguments]
 
   serve    start a server: takes every flag of SGLang's launcher and --photon-* flags
   doctor   check this machine and this installation, one line each
+  bench    benchmarks: the scheduler loops side by side
   roofline the floor of a decode step and a prefill on a GPU, from sizes and data sheets
   version  print the version
 
@@ -52,6 +53,12 @@ def _roofline(argv: Sequence[str]) -> int:
     return command.main(argv)
 
 
+def _bench(argv: Sequence[str]) -> int:
+    from sglang_photon.bench import __main__ as bench
+
+    return bench.main(argv)
+
+
 def _version(argv: Sequence[str]) -> int:
     del argv
     print(sglang_photon.__version__)
@@ -61,6 +68,7 @@ def _version(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "doctor": _doctor,
+    "bench": _bench,
     "roofline": _roofline,
     "version": _version,
 }

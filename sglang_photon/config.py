@@ -24,6 +24,20 @@ LOOPS = {
     "sglang": "stock SGLang with its overlap loop: no patch of ours in any process",
     "blocking": "stock SGLang without overlap: no patch of ours in any process",
 }
+LANES = {
+    "auto": "cuda on a GPU, inline without one",
+    "cuda": "a compute stream, and a copy stream beside it",
+    "inline": "the scheduler's own thread",
+    "thread": "a worker thread: for tests, slower on few cores",
+}
+PREFILL_OVERLAPS = {
+    "auto": "launch a prefill before the last one is committed, unless its first token is there",
+    "always": "launch it before: most throughput",
+    "never": "commit the last one first: earliest first token",
+}
+CHOICES = {"loop": LOOPS, "lane": LANES, "prefill_overlap": PREFILL_OVERLAPS}
+"""Fields that take one of a few words, each with what it means."""
+
 TRUE = frozenset({"1", "true", "yes", "on"})
 FALSE = frozenset({"", "0", "false", "no", "off"})
 
@@ -34,22 +48,23 @@ class PhotonConfig:
 
     Attributes:
         loop: which scheduler loop runs, a key of `LOOPS`.
+        lane: where the two-slot loop runs its forwards, a key of `LANES`.
+        prefill_overlap: what it does between two prefills, a key of `PREFILL_OVERLAPS`.
         allow_version: start with another SGLang release than the one this package is built for.
     """
 
     loop: str = "auto"
+    lane: str = "auto"
+    prefill_overlap: str = "auto"
     allow_version: bool = False
 
     def __post_init__(self) -> None:
-        if self.loop not in LOOPS:
-            raise UsageError(
-                f"--photon-loop is {self.loop!r}", f"Choose one of: {', '.join(LOOPS)}"
-            )
-        if self.loop == "photon":
-            raise UsageError(
-                "--photon-loop photon is not in this release",
-                "Use --photon-loop auto, which runs SGLang's overlap loop in Photon's process",
-            )
+        for field, choices in CHOICES.items():
+            value = getattr(self, field)
+            if value not in choices:
+                raise UsageError(
+                    f"{_flag(field)} is {value!r}", f"Choose one of: {', '.join(choices)}"
+                )
 
     @property
     def stock(self) -> bool:
@@ -60,7 +75,7 @@ class PhotonConfig:
         """The environment variables from which a child process reads the same settings."""
         return {
             SWITCH: "0" if self.stock else "1",
-            _variable("loop"): self.loop,
+            **{_variable(field): getattr(self, field) for field in CHOICES},
             _variable("allow_version"): "1" if self.allow_version else "0",
         }
 
@@ -72,7 +87,7 @@ class PhotonConfig:
             UsageError: a variable holds something else than its flag would take.
         """
         return cls(
-            loop=environ.get(_variable("loop")) or "auto",
+            **{field: environ.get(_variable(field)) or "auto" for field in CHOICES},
             allow_version=truth(environ, _variable("allow_version")),
         )
 
@@ -93,7 +108,10 @@ class PhotonConfig:
             if argument.startswith("--photon"):
                 raise _unknown_flag(argument.split("=", 1)[0], parser)
         config = cls(
-            loop=given.photon_loop or base.loop,
+            **{
+                field: getattr(given, f"photon_{field}") or getattr(base, field)
+                for field in CHOICES
+            },
             allow_version=given.photon_allow_version or base.allow_version,
         )
         return config, rest
@@ -101,11 +119,18 @@ class PhotonConfig:
 
 def add_flags(parser: argparse._ActionsContainer) -> None:
     """Add the `--photon-*` flags to a parser or to one of its groups."""
-    parser.add_argument(
-        "--photon-loop",
-        metavar="{" + ",".join(LOOPS) + "}",
-        help="Scheduler loop. " + "; ".join(f"{name}: {text}" for name, text in LOOPS.items()),
-    )
+    subjects = {
+        "loop": "Scheduler loop",
+        "lane": "Where the two-slot loop runs its forwards",
+        "prefill_overlap": "Between two prefills in a row",
+    }
+    for field, choices in CHOICES.items():
+        meanings = "; ".join(f"{name}: {text}" for name, text in choices.items())
+        parser.add_argument(
+            _flag(field),
+            metavar="{" + ",".join(choices) + "}",
+            help=f"{subjects[field]}. {meanings}",
+        )
     parser.add_argument(
         "--photon-allow-version",
         action="store_true",
@@ -139,6 +164,10 @@ def _unknown_flag(flag: str, parser: argparse.ArgumentParser) -> UsageError:
     close = difflib.get_close_matches(flag, known, n=1, cutoff=0.8)
     remedy = f"Did you mean {close[0]}?" if close else f"Photon's flags are: {', '.join(known)}"
     return UsageError(f"There is no flag {flag}", remedy)
+
+
+def _flag(field: str) -> str:
+    return f"--photon-{field.replace('_', '-')}"
 
 
 def _variable(field: str) -> str:

@@ -20,6 +20,15 @@ def cuda_works() -> bool:
     return torch.cuda.is_available()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--schedules",
+        type=int,
+        metavar="N",
+        help="random schedules for each configuration of the differential tests",
+    )
+
+
 def pytest_configure() -> None:
     """What somebody has exported must not decide what the tests see."""
     for name in list(os.environ):

@@ -11,7 +11,7 @@ import pkgutil
 
 from sglang_photon.errors import PhotonError
 
-SCHEDULER_PROCESS = {
+ENTRY = {
     "sglang.srt.managers.scheduler:Scheduler.__init__": ("self", "server_args", "port_args"),
     "sglang.srt.managers.scheduler:Scheduler.get_init_info": ("self",),
     "sglang.srt.managers.scheduler:Scheduler.run_event_loop": ("self",),
@@ -23,6 +23,59 @@ SCHEDULER_PROCESS = {
         "display_moe_ep_rank",
     ),
 }
+LOOP = {
+    f"sglang.srt.{path}": names
+    for path, names in {
+        "managers.overlap_utils:resolve_forward_inputs": ("batch", "future_map"),
+        "managers.schedule_batch:ScheduleBatch.copy": ("self",),
+        "managers.schedule_batch:ScheduleBatch.check_decode_mem": ("self", "selected_indices"),
+        "managers.schedule_batch:ScheduleBatch.cumulate_penalty_output_tokens": ("self",),
+        "managers.schedule_batch:release_kv_cache": ("req", "tree_cache", "checkpoint"),
+        "managers.scheduler:release_kv_cache": ("req", "tree_cache", "checkpoint"),
+        "managers.scheduler_components.batch_result_processor:release_kv_cache": (
+            "req",
+            "tree_cache",
+            "checkpoint",
+        ),
+        "managers.scheduler:Scheduler._apply_war_barrier": ("self",),
+        "managers.scheduler:Scheduler._record_scheduler_state_for_paused_engine": ("self",),
+        "managers.scheduler:Scheduler._relay_forward_payload": (
+            "self",
+            "batch",
+            "future_indices",
+            "batch_result",
+        ),
+        "managers.scheduler:Scheduler._reqs_finishing_inflight": ("self", "batch"),
+        "managers.scheduler:Scheduler.event_loop_overlap": ("self",),
+        "managers.scheduler:Scheduler.get_next_batch_to_run": (
+            "self",
+            "running_batch",
+            "last_batch",
+        ),
+        "managers.scheduler:Scheduler.ingest_requests": ("self", "stop_at_pause"),
+        "managers.scheduler:Scheduler.is_fully_idle": (
+            "self",
+            "for_health_check",
+            "ignore_waiting",
+        ),
+        "managers.scheduler:Scheduler.on_idle": ("self",),
+        "managers.scheduler:Scheduler.pause_generation": ("self", "recv_req"),
+        "managers.scheduler:Scheduler.process_batch_result": ("self", "batch", "result"),
+        "managers.scheduler:Scheduler.process_input_requests": ("self", "recv_reqs"),
+        "managers.scheduler:Scheduler.update_running_batch": ("self", "batch"),
+        "managers.tp_worker:BaseTpWorker.forward_batch_embedding": ("self", "batch"),
+        "managers.utils:EmbeddingBatchResult.copy_to_cpu": ("self",),
+        "managers.utils:GenerationBatchResult.copy_to_cpu": (
+            "self",
+            "return_logprob",
+            "return_hidden_states",
+        ),
+        "managers.utils:GenerationBatchResult.get_num_generated_tokens": ("self", "batch_size"),
+        "sampling.sampling_batch_info:SamplingBatchInfo.copy_for_forward": ("self",),
+        "sampling.sampling_batch_info:SamplingBatchInfo.update_penalties": ("self",),
+    }.items()
+}
+SCHEDULER_PROCESS = {**ENTRY, **LOOP}
 LAUNCHER = {
     "sglang.srt.plugins:load_plugins": (),
     "sglang.srt.plugins.hook_registry:HookRegistry.register": (

@@ -80,7 +80,7 @@ def test_sglang_serve_runs_our_scheduler(folder: str, tmp_path: Path) -> None:
     with Running(
         arguments=arguments, folder=tmp_path, environ=with_plugin(), launcher=SGLANG_SERVE
     ) as running:
-        assert running.get("/server_info")["photon"]["loop"] == "sglang"
+        assert running.get("/server_info")["photon"]["loop"] == "photon"
         assert answer(running.client, HELLO).completion_tokens == 4
         ending = running.stop()
     # What SGLang's own launcher leaves beside its exit code is SGLang's affair.
@@ -134,5 +134,5 @@ def test_the_engine_in_a_program(folder: str, tmp_path: Path) -> None:
     told = json.loads(next(line for line in printed.splitlines() if line.startswith('{"photon"')))
     # SGLang leaves it, under its own launchers too.
     Path(told["segment"]).unlink(missing_ok=True)
-    assert told["photon"]["loop"] == "sglang"
+    assert told["photon"]["loop"] == "photon"
     assert told["text"]

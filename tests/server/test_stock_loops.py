@@ -76,7 +76,7 @@ def test_an_interrupt_ends_the_server_and_leaves_nothing(
 
 def test_auto_runs_our_scheduler_and_says_so(auto: Running) -> None:
     info = auto.get("/server_info")
-    assert info["photon"]["loop"] == "sglang"
+    assert info["photon"]["loop"] == "photon"
     assert info["photon"]["version"] == sglang_photon.__version__
     found = probe(auto.folder / "plugin", auto.schedulers()[0])
     assert (found.scheduler, OURS in found.modules) == (OURS, True)

@@ -1,0 +1,109 @@
+"""Real layers in float32: tokens are equal, logprobs within 1e-4 (batches move the last bits)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sglang_photon.reference.models import names
+from tests.differential.features import ARGUMENTS
+from tests.differential.rig import MODEL, Ask, Seen, rig
+from tests.differential.test_features import singles
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def assert_close(expected: dict[str, Seen], found: dict[str, Seen]) -> None:
+    assert expected.keys() == found.keys()
+    for rid, one in expected.items():
+        other = found[rid]
+        assert one.tokens == other.tokens, rid
+        assert one.finish == other.finish
+        for left, right in zip(one.chunks, other.chunks, strict=True):
+            assert left.keys() == right.keys()
+            for name, value in left.items():
+                if "logprobs_val" in name or name == "output_hidden_states":
+                    assert numbers(right[name]) == pytest.approx(numbers(value), abs=1e-4)
+                else:
+                    assert right[name] == value, (rid, name)
+
+
+def numbers(value: Any) -> list[float]:
+    """All numbers of nested lists, in order."""
+    if isinstance(value, (list, tuple)):
+        return [number for part in value for number in numbers(part)]
+    return [] if value is None else [float(value)]
+
+
+@pytest.mark.parametrize("lane", ["inline", "thread"])
+def test_a_text_model(lane: str) -> None:
+    with rig(*ARGUMENTS, loop="blocking", hashed=False) as bench:
+        expected = [bench.play(schedule) for schedule in singles()]
+    with rig(*ARGUMENTS, loop="photon", lane=lane, hashed=False) as bench:
+        for one, schedule in zip(expected, singles(), strict=True):
+            assert_close(one, bench.play(schedule))
+
+
+def adapter(folder: Path, seed: int) -> Path:
+    """A LoRA adapter strong enough to change every answer."""
+    model = names.resolve(MODEL).path
+    shape = json.loads((Path(model) / "config.json").read_text())
+    hidden = shape["hidden_size"]
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(shape["num_hidden_layers"]):
+        name = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
+        weights[f"{name}.lora_A.weight"] = torch.randn(4, hidden, generator=generator)
+        weights[f"{name}.lora_B.weight"] = torch.randn(hidden, 4, generator=generator)
+    folder.mkdir()
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 16,
+        "target_modules": ["o_proj"],
+        "base_model_name_or_path": model,
+        "bias": "none",
+        "lora_dropout": 0.0,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("lane", ["inline", "thread"])
+def test_ov_27_adapters_and_the_base_model_share_a_server(tmp_path: Path, lane: str) -> None:
+    arguments = (
+        "--lora-paths",
+        *(f"{name}={adapter(tmp_path / name, seed)}" for seed, name in enumerate(("a", "b", "c"))),
+        *("--lora-backend", "torch_native", "--max-loras-per-batch", "2"),
+    )
+
+    def asks(scheduler: Any) -> list[Ask]:
+        manager = scheduler.tp_worker.model_runner.lora_manager
+        loaded = {
+            reference.lora_name: reference.lora_id for reference in manager.lora_refs.values()
+        }
+        references = [None, loaded["a"], loaded["b"], loaded["c"]]
+        return [
+            Ask(
+                rid=f"{turn}-{index}",
+                at=2 * turn + index % 2,
+                prompt=(30 + index, 31, 32),
+                params={"max_new_tokens": 8 + index},
+                fields={"lora_id": reference},
+            )
+            for turn in range(4)
+            for index, reference in enumerate(references)
+        ]
+
+    with rig(*arguments, loop="blocking", hashed=False) as bench:
+        expected = bench.play(asks(bench.scheduler))
+    with rig(*arguments, loop="photon", lane=lane, hashed=False) as bench:
+        assert_close(expected, bench.play(asks(bench.scheduler)))
+    first = {tuple(expected[f"0-{index}"].tokens[:8]) for index in range(4)}
+    assert len(first) == 4, "the adapters change the answers"
