@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=27.0,
+        default=28.0,
         help="on a slow machine, end training after this many minutes (default: %(default)s)",
     )
     options = parser.parse_args()

@@ -46,6 +46,7 @@ class LoopFacts:
     forward_metrics: bool = False
     mlx: bool = False
     scripted: bool = False
+    unmeasured_device: bool = False
 
 
 REASONS = {
@@ -72,6 +73,7 @@ REASONS = {
     "forward_metrics": "forward-pass metrics are measured around a blocking forward",
     "mlx": "MLX has its own overlap loop",
     "scripted": "a scripted test runtime drives the scheduler",
+    "unmeasured_device": "two slots are not measured on this device (--photon-loop photon tries)",
 }
 """Field of `LoopFacts` to the sentence that the log and the metrics show."""
 
@@ -89,14 +91,18 @@ class LoopChoice:
     reason: str
 
 
-def choose_loop(facts: LoopFacts) -> LoopChoice:
+def choose_loop(facts: LoopFacts, *, insist: bool = False) -> LoopChoice:
     """The fastest loop that is proven for a configuration.
 
     With several reasons against Photon's loop, the first in the order of `REASONS` is given.
+
+    Args:
+        facts: the configuration.
+        insist: Photon's loop was asked for by name: a device that nobody has measured will do.
     """
     if not facts.overlap:
         return LoopChoice(loop=BLOCKING, reason="--disable-overlap-schedule is set")
     for name, sentence in REASONS.items():
-        if getattr(facts, name):
+        if getattr(facts, name) and not (insist and name == "unmeasured_device"):
             return LoopChoice(loop=SGLANG, reason=sentence)
     return LoopChoice(loop=PHOTON, reason="every feature in use is proven with two slots")

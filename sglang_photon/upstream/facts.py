@@ -46,6 +46,7 @@ def loop_facts(scheduler: Any) -> LoopFacts:
         forward_metrics=scheduler.enable_fpm,
         mlx=scheduler.enable_overlap_mlx,
         scripted=scheduler.scripted_scheduler_hook is not None,
+        unmeasured_device=scheduler.device != "cpu",
     )
 
 

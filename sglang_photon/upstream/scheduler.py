@@ -23,7 +23,7 @@ from sglang.srt.utils.common import DynamicGradMode
 
 import sglang_photon
 from sglang_photon.config import PhotonConfig
-from sglang_photon.errors import PhotonError
+from sglang_photon.errors import PhotonError, refuse
 from sglang_photon.loop.eligibility import PHOTON, LoopChoice, choose_loop
 from sglang_photon.loop.tick import PhotonLoop, PrefillOverlap
 from sglang_photon.slots.lane import Lane
@@ -122,11 +122,14 @@ class PhotonScheduler(Scheduler):
         return lane_for(self, self.photon_config.lane)
 
     def _choose_loop(self) -> LoopChoice:
-        choice = choose_loop(loop_facts(self))
-        if self.photon_config.loop == PHOTON and choice.loop != PHOTON:
-            raise PhotonError(
-                f"--photon-loop photon cannot serve this configuration: {choice.reason}",
-                "Use --photon-loop auto",
+        insist = self.photon_config.loop == PHOTON
+        choice = choose_loop(loop_facts(self), insist=insist)
+        if insist and choice.loop != PHOTON:
+            refuse(
+                PhotonError(
+                    f"--photon-loop photon cannot serve this configuration: {choice.reason}",
+                    "Use --photon-loop auto",
+                )
             )
         return choice
 

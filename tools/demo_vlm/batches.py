@@ -18,7 +18,7 @@ from sglang_photon.reference.models.pictures import (
     Scene,
     render,
 )
-from tools.demo_vlm.chats import Chat, random_chat
+from tools.demo_vlm.chats import Chat, Mix, random_chat
 from tools.demo_vlm.model import MERGE
 
 PATCH = 14
@@ -129,10 +129,10 @@ class Encoder:
         return result
 
     def batches(
-        self, rng: np.random.Generator, scenes: Sequence[Scene], *, rows: int, count: int, most: int
+        self, rng: np.random.Generator, scenes: Sequence[Scene], *, rows: int, count: int, mix: Mix
     ) -> Iterator[Batch]:
         """``count`` batches of ``rows`` chats about ``scenes``, alike in length to save padding."""
-        chats = [random_chat(rng, scenes, most) for _ in range(rows * count)]
+        chats = [random_chat(rng, scenes, mix) for _ in range(rows * count)]
         encoded = sorted(
             ((*self.encode(chat), chat) for chat in chats), key=lambda entry: len(entry[0])
         )

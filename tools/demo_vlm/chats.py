@@ -7,8 +7,8 @@ come from the trained combinations only, so nothing here ever shows a held-out o
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -94,6 +94,21 @@ class Chat:
     turns: tuple[Turn, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mix:
+    """What is asked how often.
+
+    ``most`` bounds the questions about the same pictures; ``tasks`` holds the weights of
+    single-picture tasks that are not 1; ``pairs`` is the share of chats about two pictures,
+    ``pair_questions`` the share of questions, rather than descriptions, among those.
+    """
+
+    most: int
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    pairs: float = 0.23
+    pair_questions: float = 0.5
+
+
 def _pick_text(rng: np.random.Generator, options: tuple[str, ...] | list[str]) -> str:
     return options[int(rng.integers(len(options)))]
 
@@ -136,22 +151,23 @@ def _choose(rng: np.random.Generator, scenes: Sequence[Scene]) -> Scene:
     return scenes[int(rng.integers(len(scenes)))]
 
 
-def _question(rng: np.random.Generator, scene: Scene) -> tuple[str, str]:
+def _question(rng: np.random.Generator, scene: Scene, mix: Mix) -> tuple[str, str]:
     """Text and answer of a random single-picture question."""
     tasks = [task for task in TASKS if askable(scene, task)]
-    question = ask(rng, scene, tasks[int(rng.integers(len(tasks)))])
+    shares = np.array([mix.tasks.get(task, 1.0) for task in tasks])
+    question = ask(rng, scene, tasks[int(rng.choice(len(tasks), p=shares / shares.sum()))])
     return _loosen(rng, question.text, question.task), question.answer
 
 
-def _picture_turns(rng: np.random.Generator, scenes: Sequence[Scene], most: int) -> list[Turn]:
-    """One picture and up to ``most`` questions about it, sometimes then another picture."""
+def _picture_turns(rng: np.random.Generator, scenes: Sequence[Scene], mix: Mix) -> list[Turn]:
+    """One picture and up to ``mix.most`` questions about it, sometimes then another picture."""
     turns: list[Turn] = []
     scene = _choose(rng, scenes)
     shown = False
-    for _ in range(int(rng.integers(1, most + 1))):
+    for _ in range(int(rng.integers(1, mix.most + 1))):
         if shown and rng.random() < 0.06:
             scene, shown = _choose(rng, scenes), False
-        text, answer = _question(rng, scene)
+        text, answer = _question(rng, scene, mix)
         if not shown and rng.random() < 0.02:
             text, answer = "", describe(scene)
         turns.append(
@@ -166,12 +182,13 @@ def _picture_turns(rng: np.random.Generator, scenes: Sequence[Scene], most: int)
     return turns
 
 
-def _pair_turns(rng: np.random.Generator, scenes: Sequence[Scene], most: int) -> list[Turn]:
-    """Two pictures in one message and up to ``most`` questions about them."""
+def _pair_turns(rng: np.random.Generator, scenes: Sequence[Scene], mix: Mix) -> list[Turn]:
+    """Two pictures in one message and up to ``mix.most`` questions about them."""
     pair = (_choose(rng, scenes), _choose(rng, scenes))
     turns: list[Turn] = []
-    for index in range(int(rng.integers(1, most + 1))):
-        question = ask_pair(rng, pair, _pick_text(rng, PAIR_TASKS))
+    for index in range(int(rng.integers(1, mix.most + 1))):
+        task = PAIR_TASKS[int(rng.random() < mix.pair_questions)]
+        question = ask_pair(rng, pair, task)
         turns.append(
             Turn(
                 scenes=pair if index == 0 else (),
@@ -183,7 +200,7 @@ def _pair_turns(rng: np.random.Generator, scenes: Sequence[Scene], most: int) ->
     return turns
 
 
-def _text_turns(rng: np.random.Generator, scenes: Sequence[Scene]) -> list[Turn]:
+def _text_turns(rng: np.random.Generator, scenes: Sequence[Scene], mix: Mix) -> list[Turn]:
     """Small talk, a question without a picture, or something out of scope."""
     luck = rng.random()
     if luck < 0.6:
@@ -192,28 +209,28 @@ def _text_turns(rng: np.random.Generator, scenes: Sequence[Scene]) -> list[Turn]
         text = _pick_text(rng, wordings)
         text = text.lower() if rng.random() < 0.4 else text
     elif luck < 0.8:
-        text, answer = _question(rng, _choose(rng, scenes))[0], _NO_PICTURE
+        text, answer = _question(rng, _choose(rng, scenes), mix)[0], _NO_PICTURE
     else:
         text, answer = _salad(rng), _OUT_OF_SCOPE
     return [Turn(scenes=(), text=text, pictures_first=True, answer=answer)]
 
 
-def random_chat(rng: np.random.Generator, scenes: Sequence[Scene], most: int) -> Chat:
+def random_chat(rng: np.random.Generator, scenes: Sequence[Scene], mix: Mix) -> Chat:
     """One conversation: mostly about one picture, some about two, some without any.
 
-    The pictures are of ``scenes``; ``most`` bounds the questions about the same pictures.
+    The pictures are of ``scenes``.
     """
     luck = rng.random()
     if luck < 0.05:
-        turns = _text_turns(rng, scenes)
-        if most > 1 and rng.random() < 0.3:
-            turns += _picture_turns(rng, scenes, most)
-    elif luck < 0.2:
-        turns = _pair_turns(rng, scenes, most)
+        turns = _text_turns(rng, scenes, mix)
+        if mix.most > 1 and rng.random() < 0.3:
+            turns += _picture_turns(rng, scenes, mix)
+    elif luck < 0.05 + mix.pairs:
+        turns = _pair_turns(rng, scenes, mix)
     else:
-        turns = _picture_turns(rng, scenes, most)
-        if most > 1 and rng.random() < 0.03:
-            turns += [t for t in _text_turns(rng, scenes) if t.answer != _NO_PICTURE]
+        turns = _picture_turns(rng, scenes, mix)
+        if mix.most > 1 and rng.random() < 0.03:
+            turns += [t for t in _text_turns(rng, scenes, mix) if t.answer != _NO_PICTURE]
     return Chat(system=_system(rng), turns=tuple(turns))
 
 
@@ -222,7 +239,7 @@ def corpus(rng: np.random.Generator, chats: int) -> list[str]:
     texts: list[str] = ["system\n", "user\n", "assistant\n"] * chats
     scenes = random_scenes(rng, chats)
     for _ in range(chats):
-        chat = random_chat(rng, scenes, 3)
+        chat = random_chat(rng, scenes, Mix(most=3))
         texts.append(chat.system)
         for turn in chat.turns:
             texts += [turn.text, turn.answer]

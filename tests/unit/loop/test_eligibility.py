@@ -28,3 +28,9 @@ def test_every_fact_has_a_reason_of_its_own() -> None:
     facts = {field.name for field in dataclasses.fields(LoopFacts)} - {"overlap"}
     assert facts == set(REASONS)
     assert len(set(REASONS.values())) == len(REASONS)
+
+
+def test_asked_for_by_name_it_runs_on_a_device_that_nobody_measured() -> None:
+    assert choose_loop(LoopFacts(unmeasured_device=True), insist=True).loop == "photon"
+    both = LoopFacts(unmeasured_device=True, speculative=True)
+    assert choose_loop(both, insist=True).reason == REASONS["speculative"]
