@@ -30,7 +30,7 @@ def served_by(loop: str, folder: Path) -> tuple[Answer, ...]:
         assert (shown["loop"] if shown else "stock") == ("photon" if loop == "photon" else "stock")
         given = answers(running.client, REQUESTS, at_once=len(REQUESTS))
         ending = running.stop()
-    # Whatever the loop, SGLang's ranks leave the segment of their message queue: `Running` clears it.
+    # SGLang's ranks leave their message queue's segment, whatever the loop; `Running` clears it.
     assert (ending.exit_code, ending.processes, ending.ports) == (0, (), ())
     return given
 
