@@ -50,7 +50,6 @@ def _launch(argv: list[str]) -> None:
     on_cpu = _choose_device(arguments)
     if not wants_help:
         _resolve_model(arguments, on_cpu=on_cpu)
-        _check_port(arguments)
     if config.loop == "blocking":
         arguments.add_default(NO_OVERLAP)
     os.environ.update(config.to_environment())
@@ -72,6 +71,7 @@ def _check_request(config: PhotonConfig, arguments: ArgumentList) -> None:
         )
     if not config.stock:
         check_plugin_is_found(os.environ)
+    _check_port(arguments)
 
 
 def _import_server() -> ModuleType:

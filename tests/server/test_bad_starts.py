@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_photon.server_process import free_port
+
 LIMIT_S = 100
 DEMO = ("--model-path", "demo:random:qwen2")
 
@@ -34,8 +36,9 @@ class Place:
 
     def start(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run the launcher to its end."""
+        port = ("--port", str(free_port()))  # A server of somebody else may have the default one.
         return subprocess.run(
-            [sys.executable, "-m", "sglang_photon.launch_server", *arguments],
+            [sys.executable, "-m", "sglang_photon.launch_server", *port, *arguments],
             cwd=self.work,
             env={**self.environ, **environ},
             capture_output=True,
