@@ -52,12 +52,10 @@ class Answer:
 
     def timing(self) -> str:
         """Where the time went, in words."""
-        decode_s = self.total_s - self.first_token_s
-        steps = self.tokens - 1
-        each = f", {decode_s / steps * 1e3:.1f} ms per token" if steps else ""
         return (
-            f"{self.total_s * 1e3:.0f} ms: {self.first_token_s * 1e3:.0f} ms to the first token "
-            f"(image processing and prefill), {decode_s * 1e3:.0f} ms for {steps} more{each}"
+            f"{self.total_s * 1e3:.0f} ms: {self.first_token_s * 1e3:.0f} ms until the first text "
+            f"(image processing, prefill), {(self.total_s - self.first_token_s) * 1e3:.0f} ms more "
+            f"until the end; {self.tokens} tokens"
         )
 
 

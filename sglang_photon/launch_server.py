@@ -94,7 +94,9 @@ def _resolve_model(arguments: ArgumentList, *, on_cpu: bool) -> None:
     arguments.replace(MODEL_PATH, model.path)
     if model.is_demo:
         # A colon would mean "model:adapter" in a request.
-        arguments.add_default("--served-model-name", given.replace(":", "-"))
+        name = given.replace(":", "-")
+        if arguments.add_default("--served-model-name", name) and name != given:
+            _say(f'requests ask for this model as "{name}"')
     for flag, value in (*model.flags, *(model.cpu_flags if on_cpu else model.gpu_flags)):
         arguments.add_default(flag, value)
     if on_cpu:

@@ -37,7 +37,7 @@ def test_it_succeeds_and_shows_everything(ended: subprocess.CompletedProcess[str
     for name in ("picture", "question", "answer", "time"):
         assert len(values(ended, name)) == 2, ended.stdout
     assert all(Path(path).is_file() for path in values(ended, "picture"))
-    assert all(re.search("[0-9]+ ms to the first token", text) for text in values(ended, "time"))
+    assert all(re.search("[0-9]+ ms until the first text", text) for text in values(ended, "time"))
 
 
 def test_its_answers_are_right(ended: subprocess.CompletedProcess[str]) -> None:

@@ -31,8 +31,9 @@ def served_by(loop: str, folder: Path) -> tuple[Answer, ...]:
         given = answers(running.client, REQUESTS, at_once=len(REQUESTS))
         ending = running.stop()
     # SGLang's ranks leave their message queue's segment, whatever the loop; `Running` clears it.
-    assert (ending.exit_code, ending.processes, ending.ports) == (0, (), ())
-    return given
+    # They meet on ports from which the kernel serves anybody, so those may be in use again.
+    assert (ending.exit_code, ending.processes) == (0, ())
+    return tuple(given)
 
 
 @pytest.mark.timeout(600)
