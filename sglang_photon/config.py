@@ -50,12 +50,14 @@ class PhotonConfig:
         loop: which scheduler loop runs, a key of `LOOPS`.
         lane: where the two-slot loop runs its forwards, a key of `LANES`.
         prefill_overlap: what it does between two prefills, a key of `PREFILL_OVERLAPS`.
+        shutdown_limit: seconds after SIGTERM until requests that still run are aborted.
         allow_version: start with another SGLang release than the one this package is built for.
     """
 
     loop: str = "auto"
     lane: str = "auto"
     prefill_overlap: str = "auto"
+    shutdown_limit: float = 20.0
     allow_version: bool = False
 
     def __post_init__(self) -> None:
@@ -65,6 +67,10 @@ class PhotonConfig:
                 raise UsageError(
                     f"{_flag(field)} is {value!r}", f"Choose one of: {', '.join(choices)}"
                 )
+        if not 0 <= self.shutdown_limit < float("inf"):
+            raise UsageError(
+                f"{_flag('shutdown_limit')} is {self.shutdown_limit:g}", "Give seconds, 0 or more"
+            )
 
     @property
     def stock(self) -> bool:
@@ -76,6 +82,7 @@ class PhotonConfig:
         return {
             SWITCH: "0" if self.stock else "1",
             **{_variable(field): getattr(self, field) for field in CHOICES},
+            _variable("shutdown_limit"): f"{self.shutdown_limit:g}",
             _variable("allow_version"): "1" if self.allow_version else "0",
         }
 
@@ -88,6 +95,7 @@ class PhotonConfig:
         """
         return cls(
             **{field: environ.get(_variable(field)) or "auto" for field in CHOICES},
+            shutdown_limit=_seconds(environ, _variable("shutdown_limit"), cls.shutdown_limit),
             allow_version=truth(environ, _variable("allow_version")),
         )
 
@@ -112,6 +120,11 @@ class PhotonConfig:
                 field: getattr(given, f"photon_{field}") or getattr(base, field)
                 for field in CHOICES
             },
+            shutdown_limit=(
+                base.shutdown_limit
+                if given.photon_shutdown_limit is None
+                else given.photon_shutdown_limit
+            ),
             allow_version=given.photon_allow_version or base.allow_version,
         )
         return config, rest
@@ -132,6 +145,13 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
             help=f"{subjects[field]}. {meanings}",
         )
     parser.add_argument(
+        _flag("shutdown_limit"),
+        type=float,
+        metavar="SECONDS",
+        help="After SIGTERM, running requests may end within so many seconds (default "
+        f"{PhotonConfig.shutdown_limit:g}); then they are aborted and the server ends.",
+    )
+    parser.add_argument(
         "--photon-allow-version",
         action="store_true",
         help="Start with another SGLang release than the one Photon is built for.",
@@ -150,6 +170,14 @@ def truth(environ: Mapping[str, str], variable: str) -> bool:
     if value in FALSE:
         return False
     raise UsageError(f"{variable} is {value!r}", "Set it to 1 or 0")
+
+
+def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
+    value = environ.get(variable)
+    try:
+        return float(value) if value else default
+    except ValueError as error:
+        raise UsageError(f"{variable} is {value!r}", "Set it to a number of seconds") from error
 
 
 class _Parser(argparse.ArgumentParser):

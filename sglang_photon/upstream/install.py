@@ -34,7 +34,7 @@ def install(config: PhotonConfig) -> None:
         PhotonError: the wrong SGLang, or one whose internals have moved.
     """
     check_version(allow_other=config.allow_version)
-    _install_for_ray(config)
+    _install_after_parsing(config)
     if SCHEDULER_MODULE not in sys.modules:
         return
     check_signatures()
@@ -46,10 +46,13 @@ def install(config: PhotonConfig) -> None:
     )
 
 
-def _install_for_ray(config: PhotonConfig) -> None:
-    """Replace Ray's actors as soon as it is known that there will be any."""
+def _install_after_parsing(config: PhotonConfig) -> None:
+    """In the process that parses the arguments, the main one: its clients, and Ray's actors."""
 
     def after_parsing(server_args: Any, *_: Any, **__: Any) -> None:
+        from sglang_photon.upstream import clients
+
+        clients.install(shutdown_seconds=config.shutdown_limit)
         # Without Ray installed SGLang says so itself.
         if server_args.use_ray and importlib.util.find_spec("ray"):
             from sglang_photon.upstream import ray_actor

@@ -96,9 +96,19 @@ LAUNCHER = {
 }
 AFTER_START = {
     "sglang.srt.entrypoints.http_server:get_global_state": (),
+    **{
+        f"sglang.srt.managers.tokenizer_manager:TokenizerManager.{name}": names
+        for name, names in {
+            "_init_req_state": ("self", "obj", "request"),
+            "_send_one_request": ("self", "tokenized_obj"),
+            "abort_request": ("self", "rid", "abort_all"),
+            "create_abort_task": ("self", "obj"),
+            "sigterm_watchdog": ("self",),
+        }.items()
+    },
 }
-"""Called when a server ends. Checked by `photon doctor` and the contract tests only: importing this
-before SGLang has resolved its arguments would change what it reads from the environment."""
+"""Of the process that serves clients. Checked by `photon doctor` and the contract tests only: importing
+this before SGLang has resolved its arguments would change what it reads from the environment."""
 ALL = {**SCHEDULER_PROCESS, **LAUNCHER, **AFTER_START}
 
 
