@@ -142,8 +142,8 @@ def markdown(cells: Sequence[Cell], gains: Sequence[Row], extras: Extras, *, whe
         "- **host**: µs of CPU time of the scheduler's thread per step, in the same order",
         "- **idle**: share of the time in which the device had nothing to do, in the same order",
         (
-            "- **ratio**: T_block / T_pipe measured; **model**: predicted as (device busy + host of "
-            "the blocking loop) / max(device busy, host of Photon's), all four measured on their own"
+            "- **ratio**: T_block / T_pipe measured; **model**: predicted as (device busy + host "
+            "of the blocking loop) / max(device busy, host of Photon's), each measured by itself"
         ),
         "",
         "| stream | step ms | batch | wall µs | host µs | idle % | ratio | model | off % |",

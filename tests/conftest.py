@@ -1,15 +1,23 @@
-"""What every test gets: a time limit, no GPU tests without a GPU, and nothing left running."""
+"""What every test gets: a time limit, no GPU tests without a GPU, and nothing left behind."""
 
 from __future__ import annotations
 
 import functools
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 SERVER_TEST_S = 400.0
+SHARED_MEMORY = Path("/dev/shm")
+SEGMENTS = ("multi_tokenizer_args_", "psm_", "sgl_shm", "sglang_loads_")
+"""Beginnings of the names that Python and SGLang give to shared memory."""
+OF_TOOLS = ("torchinductor_",)
+"""What libraries keep in the temporary folder from one run to the next."""
 
 
 @functools.cache
@@ -34,6 +42,13 @@ def pytest_configure() -> None:
     for name in list(os.environ):
         if name.startswith("SGLANG_P") and name != "SGLANG_PHOTON_CACHE":
             del os.environ[name]
+    # A temporary folder for this run alone shows what it leaves there. pytest's own stays outside.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="pt-")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,15 +60,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_process_left() -> Iterator[None]:
-    """Fails the run when a test leaves a process behind (and ends it)."""
+def nothing_left() -> Iterator[None]:
+    """Fails the run when a test leaves a process (and ends it), a file, a socket or a segment."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
+    segments = set(shared_segments())
     yield
     children = psutil.Process().children(recursive=True)
     left = [child for child in children if child.pid not in before and runs(child)]
     for child in left:
         child.kill()
     assert not left, f"left running: {left}"
+    files = [p.name for p in Path(tempfile.gettempdir()).iterdir()]
+    files = [name for name in files if not name.startswith(OF_TOOLS)]
+    assert not files, f"left in the temporary folder: {sorted(files)[:20]} ({len(files)})"
+    new = set(shared_segments()) - segments
+    # Those in use are other programs': of ours none is running any more.
+    orphans = new - in_use(new) if new else set()
+    assert not orphans, f"left in shared memory: {sorted(orphans)}"
+
+
+def shared_segments() -> list[str]:
+    """Paths of the shared memory that Python or SGLang has made."""
+    if not SHARED_MEMORY.is_dir():
+        return []
+    return [str(p) for p in SHARED_MEMORY.iterdir() if p.name.startswith(SEGMENTS)]
+
+
+def in_use(paths: set[str]) -> set[str]:
+    """Those of the paths that some process has mapped."""
+    found: set[str] = set()
+    for process in psutil.process_iter():
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+        except OSError:
+            continue
+        found |= {path for path in paths if path in maps}
+    return found
 
 
 def runs(process: psutil.Process) -> bool:

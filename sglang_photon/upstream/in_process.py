@@ -8,6 +8,7 @@ three loops: `blocking`, `sglang` (SGLang's overlap loop), `photon`.
 from __future__ import annotations
 
 import gc
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ def in_process_scheduler(
     given += [*arguments, *(("--disable-overlap-schedule",) if loop == "blocking" else ())]
     server_args = prepare_server_args(given)
     check_lora_server_args(server_args)
-    ports = PortArgs.init_new(server_args)
+    ports = _ports(server_args)
     publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     kind = _without_sockets(PhotonScheduler if loop == "photon" else Scheduler)
     scheduler = None
@@ -135,11 +136,24 @@ def in_process_scheduler(
         scheduler.lane_factory = make_lane
         yield scheduler
     finally:
+        if loop == "photon" and scheduler is not None:
+            scheduler.photon_compilers.close()
         del scheduler
         destroy_model_parallel()
         destroy_distributed_environment()
         reset_context()
         gc.collect()
+
+
+def _ports(server_args: Any) -> PortArgs:
+    """Addresses that nothing will listen on: without the files that upstream makes for them."""
+    usual = tempfile.tempdir
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        try:
+            return PortArgs.init_new(server_args)
+        finally:
+            tempfile.tempdir = usual
 
 
 def run(scheduler: Any, source: Source) -> Outbox:

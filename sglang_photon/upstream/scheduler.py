@@ -27,6 +27,7 @@ from sglang_photon.errors import PhotonError, refuse
 from sglang_photon.loop.eligibility import PHOTON, LoopChoice, choose_loop
 from sglang_photon.loop.tick import PhotonLoop, PrefillOverlap
 from sglang_photon.slots.lane import Lane
+from sglang_photon.upstream.compiling import CompilerProcess, compile_elsewhere
 from sglang_photon.upstream.facts import lane_for, loop_facts, make_slots
 from sglang_photon.upstream.grammars import GrammarDeadlines
 from sglang_photon.upstream.host import SchedulerHost
@@ -57,6 +58,8 @@ class PhotonScheduler(Scheduler):
     def __init__(self, server_args: Any, port_args: Any) -> None:
         self.photon_config = PhotonConfig.from_environment(os.environ)
         self.photon_loop: PhotonLoop | None = None
+        # Forked before there is a device or a thread.
+        self.photon_compilers = CompilerProcess()
         super().__init__(server_args, port_args)
         self.photon_choice = self._choose_loop()
 
@@ -117,6 +120,11 @@ class PhotonScheduler(Scheduler):
         finally:
             self.enable_overlap = True
 
+    def release_host_resources(self) -> None:
+        """On a graceful shutdown."""
+        self.photon_compilers.close()
+        super().release_host_resources()
+
     def make_lane(self) -> Lane:
         """Where forwards run; in-process schedulers bring their own."""
         return lane_for(self, self.photon_config.lane)
@@ -135,10 +143,14 @@ class PhotonScheduler(Scheduler):
 
     def _run_photon_loop(self) -> None:
         channels = self.ipc_channels
+        grammars = GrammarDeadlines(self.grammar_manager)
+        compile_elsewhere(
+            self.grammar_manager.grammar_backend, self.photon_compilers, limit_s=grammars.seconds
+        )
         host = SchedulerHost(
             scheduler=self,
             waiter=SocketWaiter([self.recv_from_tokenizer, channels.recv_from_rpc]),
-            grammars=GrammarDeadlines(self.grammar_manager),
+            grammars=grammars,
         )
         lane = self.make_lane()
         loop = PhotonLoop(

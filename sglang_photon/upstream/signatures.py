@@ -62,6 +62,7 @@ LOOP = {
         "managers.scheduler:Scheduler.pause_generation": ("self", "recv_req"),
         "managers.scheduler:Scheduler.process_batch_result": ("self", "batch", "result"),
         "managers.scheduler:Scheduler.process_input_requests": ("self", "recv_reqs"),
+        "managers.scheduler:Scheduler.release_host_resources": ("self",),
         "managers.scheduler:Scheduler.update_running_batch": ("self", "batch"),
         "managers.tp_worker:BaseTpWorker.forward_batch_embedding": ("self", "batch"),
         "managers.utils:EmbeddingBatchResult.copy_to_cpu": ("self",),
@@ -107,8 +108,8 @@ AFTER_START = {
         }.items()
     },
 }
-"""Of the process that serves clients. Checked by `photon doctor` and the contract tests only: importing
-this before SGLang has resolved its arguments would change what it reads from the environment."""
+"""Of the process that serves clients. Checked by `photon doctor` and the contract tests only: to
+import this before SGLang has resolved its arguments would change what it reads then."""
 ALL = {**SCHEDULER_PROCESS, **LAUNCHER, **AFTER_START}
 
 
