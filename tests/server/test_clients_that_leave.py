@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import psutil
@@ -84,7 +84,8 @@ def test_ov_36_a_client_that_leaves_during_preparation(auto: Running, stream: bo
 
 
 def shared_memory() -> set[str]:
-    return {name for name in os.listdir(SHARED_MEMORY) if name.startswith(("psm_", "sgl_shm"))}
+    names = {path.name for path in Path(SHARED_MEMORY).iterdir()}
+    return {name for name in names if name.startswith(("psm_", "sgl_shm"))}
 
 
 def test_ov_10_an_id_is_used_again_right_after_its_end(auto: Running) -> None:
@@ -105,8 +106,8 @@ def test_ov_10_an_id_is_used_again_right_after_its_end(auto: Running) -> None:
     wait_until(lambda: auto.running_requests() == 0, limit_s=FREED_S)
 
 
-def finish(chunk: dict[str, object]) -> dict[str, object] | None:
-    found: dict[str, object] | None = chunk["meta_info"]["finish_reason"]  # type: ignore[index]
+def finish(chunk: Chunk) -> Chunk | None:
+    found: Chunk | None = chunk["meta_info"]["finish_reason"]  # type: ignore[index]
     return found
 
 
