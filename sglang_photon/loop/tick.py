@@ -86,13 +86,14 @@ class PhotonLoop:
 
     def run(self) -> None:
         """Tick until the host says that it is over, then come to rest."""
+        self._host.receive()
         while not self._host.exiting:
-            self._host.receive()
             if self._host.paused:
                 self.drain()
                 self._host.wait_paused()
             else:
                 self.tick()
+            self._host.receive()
         self.drain()
 
     def tick(self) -> None:

@@ -24,10 +24,11 @@ FREED_S = 3.0
 IDLE_S = 10.0
 
 
+Chunk = dict[str, object]
+
+
 @contextmanager
-def streaming(
-    running: Running, rid: str, **params: object
-) -> Iterator[Iterator[dict[str, object]]]:
+def streaming(running: Running, rid: str, **params: object) -> Iterator[Iterator[Chunk]]:
     """A native streamed request; leaving the block closes its connection."""
     body = {"text": "Hello.", "rid": rid, "stream": True, "sampling_params": {**ENDLESS, **params}}
     with (

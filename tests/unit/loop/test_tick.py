@@ -274,3 +274,16 @@ def test_what_is_in_flight_is_shown_oldest_first() -> None:
     assert table.loop.in_flight() == []
     table.loop.tick()
     assert [work.name for work in table.loop.in_flight()] == ["0"]  # type: ignore[attr-defined]
+
+
+def test_a_shutdown_that_has_arrived_is_not_slept_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench(None, None, None)
+    arrivals = iter((False, True))
+
+    def receive() -> None:
+        if next(arrivals):
+            b.engine.plans.clear()
+
+    monkeypatch.setattr(b.engine, "receive", receive)
+    b.loop.run()
+    assert b.log == ["plan", "rest"]
