@@ -64,7 +64,7 @@ def test_ov_29_an_adapter_is_unloaded_after_many_answers(running: Running) -> No
 
 def test_ov_19_a_grammar_past_its_limit_is_the_clients_error(running: Running) -> None:
     slow = {"json_schema": json.dumps(nested(5, 5))}
-    plain = {"params": {"max_new_tokens": 300, "ignore_eos": True}}
+    plain: dict[str, Any] = {"params": {"max_new_tokens": 300, "ignore_eos": True}}
     alone = generate(running, **plain).json()
     with ThreadPoolExecutor(4) as pool:
         beside = [pool.submit(generate, running, **plain) for _ in range(3)]
