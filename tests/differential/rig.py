@@ -19,6 +19,7 @@ from sglang_photon.slots.lane import InlineLane, Lane, ThreadLane
 from sglang_photon.slots.sim import SimLane, VirtualClock
 from sglang_photon.upstream.hash_body import HashBody
 from sglang_photon.upstream.in_process import in_process_scheduler, run
+from tests.differential.pictures import prepared
 
 MODEL = "demo:random:qwen2,hidden=64,layers=1,vocab=1024"
 VOCAB = 1024
@@ -51,27 +52,29 @@ ALWAYS = {"decode_ids", "finished_reasons"}
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request, and the tick in which it arrives."""
+    """One request, and the tick in which it arrives; its pictures stand before its prompt."""
 
     rid: str
     prompt: tuple[int, ...]
     at: int = 0
     params: dict[str, Any] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
+    pictures: tuple[int, ...] = ()
 
     def message(self, scheduler: Any) -> TokenizedGenerateReqInput:
         """As the tokenizer process would send it."""
         params = SamplingParams(**{"temperature": 0.0, "max_new_tokens": 8, **self.params})
         params.normalize(scheduler.tokenizer)
         params.verify(scheduler.model_config.vocab_size)
+        shown = prepared(scheduler, self.pictures, self.prompt) if self.pictures else None
         return TokenizedGenerateReqInput(
             rid=self.rid,
             sampling_params=params,
-            input_ids=array.array("q", self.prompt),
+            input_ids=array.array("q", self.prompt if shown is None else shown.input_ids),
+            mm_inputs=shown,
             **{
                 "input_text": "",
                 "input_embeds": None,
-                "mm_inputs": None,
                 "token_type_ids": None,
                 "return_logprob": False,
                 "logprob_start_len": -1,
@@ -188,12 +191,13 @@ class Rig:
 
 
 @contextmanager
-def rig(*arguments: str, loop: str, lane: str = "inline", hashed: bool = True) -> Iterator[Rig]:
-    """A scheduler of the tiny model, by default with the hash body."""
+def rig(
+    *arguments: str, loop: str, lane: str = "inline", hashed: bool = True, model: str = MODEL
+) -> Iterator[Rig]:
+    """A scheduler of a tiny model, by default with the hash body."""
     given = ["--max-total-tokens", str(POOL), "--max-running-requests", "8", *arguments]
-    model = names.resolve(MODEL).path
     with in_process_scheduler(
-        ["--model-path", model, *given], loop=loop, make_lane=LANES[lane]
+        ["--model-path", names.resolve(model).path, *given], loop=loop, make_lane=LANES[lane]
     ) as scheduler:
         # Matrices this small are slower on several threads, and much slower on a busy machine.
         torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.adapters import adapter
 from tests.differential.features import ARGUMENTS
-from tests.differential.rig import MODEL, Ask, Seen, rig
+from tests.differential.rig import MODEL, Ask, Event, Seen, rig
 from tests.differential.test_features import singles
 
 pytestmark = pytest.mark.timeout(240)
@@ -44,6 +44,29 @@ def test_a_text_model(lane: str) -> None:
     with rig(*ARGUMENTS, loop="photon", lane=lane, hashed=False) as bench:
         for one, schedule in zip(expected, singles(), strict=True):
             assert_close(one, bench.play(schedule))
+
+
+def shown() -> list[Event]:
+    """Pictures that come while others are answered; two look at the same ones."""
+    return [
+        Ask(
+            rid=str(number),
+            at=2 * number,
+            prompt=(40 + number, 41, 42),
+            params={"max_new_tokens": 10 + number},
+            fields={"return_logprob": number % 2 == 0},
+            pictures=(number % 3, number % 2)[: 1 + number % 2],
+        )
+        for number in range(6)
+    ]
+
+
+@pytest.mark.parametrize("lane", ["inline", "thread"])
+def test_a_picture_model(lane: str) -> None:
+    with rig(loop="blocking", hashed=False, model="demo") as bench:
+        expected = bench.play(shown())
+    with rig(loop="photon", lane=lane, hashed=False, model="demo") as bench:
+        assert_close(expected, bench.play(shown()))
 
 
 @pytest.mark.parametrize("lane", ["inline", "thread"])
