@@ -14,8 +14,6 @@ import pytest
 
 SERVER_TEST_S = 400.0
 SHARED_MEMORY = Path("/dev/shm")
-SEGMENTS = ("multi_tokenizer_args_", "psm_", "sgl_shm", "sglang_loads_")
-"""Beginnings of the names that Python and SGLang give to shared memory."""
 OF_TOOLS = ("torchinductor_",)
 """What libraries keep in the temporary folder from one run to the next."""
 
@@ -63,7 +61,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def nothing_left() -> Iterator[None]:
     """Fails the run when a test leaves a process (and ends it), a file, a socket or a segment."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    segments = set(shared_segments())
     yield
     children = psutil.Process().children(recursive=True)
     left = [child for child in children if child.pid not in before and runs(child)]
@@ -73,29 +70,24 @@ def nothing_left() -> Iterator[None]:
     files = [p.name for p in Path(tempfile.gettempdir()).iterdir()]
     files = [name for name in files if not name.startswith(OF_TOOLS)]
     assert not files, f"left in the temporary folder: {sorted(files)[:20]} ({len(files)})"
-    new = set(shared_segments()) - segments
-    # Those in use are other programs': of ours none is running any more.
-    orphans = new - in_use(new) if new else set()
-    assert not orphans, f"left in shared memory: {sorted(orphans)}"
+    segments = own_segments()
+    assert not segments, f"left in shared memory: {segments}"
 
 
-def shared_segments() -> list[str]:
-    """Paths of the shared memory that Python or SGLang has made."""
+def own_segments() -> list[str]:
+    """Shared memory of this process: mapped, or with its number in its name.
+
+    That of servers is looked for where they are stopped (`tests/server/servers.py`).
+    """
     if not SHARED_MEMORY.is_dir():
         return []
-    return [str(p) for p in SHARED_MEMORY.iterdir() if p.name.startswith(SEGMENTS)]
-
-
-def in_use(paths: set[str]) -> set[str]:
-    """Those of the paths that some process has mapped."""
-    found: set[str] = set()
-    for process in psutil.process_iter():
-        try:
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-        except OSError:
-            continue
-        found |= {path for path in paths if path in maps}
-    return found
+    maps = Path("/proc/self/maps").read_text()
+    number = str(os.getpid())
+    return sorted(
+        path.name
+        for path in SHARED_MEMORY.iterdir()
+        if number in path.name.split("_") or f"{path}\n" in maps
+    )
 
 
 def runs(process: psutil.Process) -> bool:
