@@ -66,6 +66,11 @@ LOOP = {
         "managers.scheduler:Scheduler.update_running_batch": ("self", "batch"),
         "managers.tp_worker:BaseTpWorker.forward_batch_embedding": ("self", "batch"),
         "managers.utils:EmbeddingBatchResult.copy_to_cpu": ("self",),
+        "model_executor.forward_batch_info:ForwardBatch._compute_mrope_positions_decode": (
+            "self",
+            "model_runner",
+            "batch",
+        ),
         "managers.utils:GenerationBatchResult.copy_to_cpu": (
             "self",
             "return_logprob",

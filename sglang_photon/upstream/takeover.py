@@ -1,7 +1,8 @@
 """What the two-slot loop changes in SGLang's modules while it runs, and puts back afterwards.
 
-Three functions of SGLang assume that a step is over when its result is processed. They are module
-globals that no subclass can reach, so they are rebound, for as long as the loop runs:
+Some functions of SGLang assume that a step is over when its result is processed, or that nothing is
+in flight. They are module globals that no subclass can reach, so they are rebound, for as long as
+the loop runs:
 
 - `release_kv_cache` frees a row at once. A zombie still writes to it: it is released when its last
   step has been committed (P5). Where a retraction calls it, the row leaves without a result.
@@ -9,6 +10,7 @@ globals that no subclass can reach, so they are rebound, for as long as the loop
   token is in flight, so it counts the one before, and the prompt's last token once. It waits until
   the newest token is known.
 - `SGLANG_ENABLE_DELAY_SAMPLE` asks the model worker to leave sampling to its caller.
+- `ForwardBatch._compute_mrope_positions_decode` waits for the device (`mrope.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from sglang.srt.managers import schedule_batch, scheduler
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.scheduler_components import batch_result_processor
 from sglang.srt.mem_cache.common import release_kv_cache
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 from sglang_photon.loop.tick import PhotonLoop
+from sglang_photon.upstream.mrope import positions_of_decode
 
 RELEASE = release_kv_cache
 """Upstream's own, which gives a request's row and pages back."""
@@ -74,6 +78,9 @@ def takeover(loop: PhotonLoop, penalties: PenaltyClock) -> Iterator[None]:
             stack.enter_context(_rebound(module, "release_kv_cache", release))
         stack.enter_context(
             _rebound(ScheduleBatch, "cumulate_penalty_output_tokens", cumulate_in_time)
+        )
+        stack.enter_context(
+            _rebound(ForwardBatch, "_compute_mrope_positions_decode", positions_of_decode)
         )
         stack.enter_context(envs.SGLANG_ENABLE_DELAY_SAMPLE.override(True))
         yield

@@ -30,7 +30,7 @@ from sglang_photon.upstream.compiling import CompilerProcess
 from tests.differential import rig as rigs
 from tests.differential.comparing import differences
 from tests.differential.features import ARGUMENTS, EOS_LIKE, FEATURES, SCHEMA
-from tests.differential.rig import VOCAB, Abort, Ask, Control, Rig, Seen, rig
+from tests.differential.rig import MODEL, VOCAB, Abort, Ask, Control, Rig, Seen, rig
 
 EOS = 0
 LAST = VOCAB - 1
@@ -41,8 +41,8 @@ def ask(rid: str, at: int = 0, prompt: Sequence[int] = (31, 32, 33), **params: A
 
 
 @contextmanager
-def photon(*arguments: str, lane: str = "sim") -> Iterator[Rig]:
-    with rig(*ARGUMENTS, *arguments, loop="photon", lane=lane) as bench:
+def photon(*arguments: str, lane: str = "sim", model: str = MODEL) -> Iterator[Rig]:
+    with rig(*ARGUMENTS, *arguments, loop="photon", lane=lane, model=model) as bench:
         yield bench
 
 
