@@ -22,9 +22,11 @@ import pickle
 import signal
 import socket
 import struct
+import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NoReturn
 
@@ -90,6 +92,8 @@ class CompilerProcess:
 class KillableCompiler:
     """In place of a backend's `GrammarCompiler`.
 
+    Requests that ask for the same grammar while it is compiled get the same one.
+
     Args:
         process: where grammars are compiled.
         info: the backend's vocabulary.
@@ -100,17 +104,34 @@ class KillableCompiler:
         self._process = process
         self._limit_s = limit_s
         self._info = info
+        self._under_way: dict[bytes, Future[CompiledGrammar]] = {}
+        self._lock = threading.Lock()
         process.tell_tokenizer(info)
 
     def __getattr__(self, name: str) -> Callable[..., CompiledGrammar]:
         if not name.startswith("compile_"):
             raise AttributeError(name)
 
-        def compile_elsewhere(*args: Any, **kwargs: Any) -> CompiledGrammar:
-            text = self._process.compile(name, args, kwargs, limit_s=self._limit_s)
-            return CompiledGrammar.deserialize_json(text, self._info)
+        def compile_once(*args: Any, **kwargs: Any) -> CompiledGrammar:
+            key = pickle.dumps((name, args, kwargs))
+            with self._lock:
+                found = self._under_way.get(key)
+                if found is None:
+                    mine = self._under_way[key] = Future()
+            if found is not None:
+                return found.result()
+            try:
+                text = self._process.compile(name, args, kwargs, limit_s=self._limit_s)
+                mine.set_result(CompiledGrammar.deserialize_json(text, self._info))
+            except Exception as error:
+                mine.set_exception(error)
+                raise
+            finally:
+                with self._lock:
+                    del self._under_way[key]
+            return mine.result()
 
-        return compile_elsewhere
+        return compile_once
 
     def clear_cache(self) -> None:
         """Nothing is kept: SGLang has a cache of its own in front."""

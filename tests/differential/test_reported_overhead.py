@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from torch.overrides import TorchFunctionMode
 
 from sglang_photon.records import StepKind
@@ -143,21 +142,3 @@ def test_ho_06_logprobs_keep_the_overlap() -> None:
     assert lane.idle == 0.0
     assert not stats.settled
     assert not stats.lockstep
-
-
-def test_ho_07_masks_are_built_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    asks = [ask(str(n), prompt=(40 + n,), regex="[a-z]+", max_new_tokens=10) for n in range(8)]
-    with photon() as bench:
-        kind = XGrammarGrammar
-        allocate = kind.allocate_vocab_mask
-        batches: list[int] = []
-
-        def counting(self: Any, vocab_size: int, batch_size: int, device: Any) -> Any:
-            batches.append(batch_size)
-            return allocate(self, vocab_size, batch_size, device)
-
-        monkeypatch.setattr(kind, "allocate_vocab_mask", counting)
-        bench.play(asks)
-        steps = bench.stats.steps
-    assert 0 < len(batches) <= steps
-    assert max(batches) == len(asks)
