@@ -25,6 +25,7 @@ import struct
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -36,6 +37,8 @@ from xgrammar import CompiledGrammar, GrammarCompiler, TokenizerInfo
 
 TITLE = "photon::grammars"
 LENGTH = struct.Struct("!Q")
+KEPT = 64
+"""Grammars, compiled lately or being compiled."""
 NICENESS = 5
 """Of compilers: serving goes first."""
 
@@ -92,7 +95,8 @@ class CompilerProcess:
 class KillableCompiler:
     """In place of a backend's `GrammarCompiler`.
 
-    Requests that ask for the same grammar while it is compiled get the same one.
+    Requests that ask for the same grammar at the same time get the same one: SGLang's own cache
+    answers only those that come after it has been compiled.
 
     Args:
         process: where grammars are compiled.
@@ -104,7 +108,7 @@ class KillableCompiler:
         self._process = process
         self._limit_s = limit_s
         self._info = info
-        self._under_way: dict[bytes, Future[CompiledGrammar]] = {}
+        self._kept: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()
         self._lock = threading.Lock()
         process.tell_tokenizer(info)
 
@@ -115,26 +119,31 @@ class KillableCompiler:
         def compile_once(*args: Any, **kwargs: Any) -> CompiledGrammar:
             key = pickle.dumps((name, args, kwargs))
             with self._lock:
-                found = self._under_way.get(key)
+                found = self._kept.get(key)
                 if found is None:
-                    mine = self._under_way[key] = Future()
+                    mine = self._kept[key] = Future()
+                    if len(self._kept) > KEPT:
+                        self._kept.popitem(last=False)
+                else:
+                    self._kept.move_to_end(key)
             if found is not None:
                 return found.result()
             try:
                 text = self._process.compile(name, args, kwargs, limit_s=self._limit_s)
                 mine.set_result(CompiledGrammar.deserialize_json(text, self._info))
             except Exception as error:
+                with self._lock:
+                    self._kept.pop(key, None)
                 mine.set_exception(error)
                 raise
-            finally:
-                with self._lock:
-                    del self._under_way[key]
             return mine.result()
 
         return compile_once
 
     def clear_cache(self) -> None:
-        """Nothing is kept: SGLang has a cache of its own in front."""
+        """Forget what has been compiled."""
+        with self._lock:
+            self._kept.clear()
 
 
 def compile_elsewhere(backend: Any, process: CompilerProcess, *, limit_s: float) -> None:

@@ -23,6 +23,7 @@ from tests.differential.rig import Ask, Rig, rig
 ROWS = 32
 VOCAB = 32768
 MODEL = f"demo:random:qwen2,hidden=64,layers=1,vocab={VOCAB}"
+WIDE = ("--max-running-requests", str(ROWS), "--max-total-tokens", "16384")
 FORWARD_S = 10e-3
 EXTRA_S = 8e-3
 """Added to a mask, so that building it beside the forward and after it are far apart."""
@@ -79,7 +80,7 @@ def test_ho_07_masks_are_built_beside_the_forward(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(SamplingBatchInfo, "update_regex_vocab_mask", slowly)
     monkeypatch.setattr(rigs, "LAST_TICK", 10**6)
-    with rig("--max-running-requests", str(ROWS), loop="photon", model=MODEL) as bench:
+    with rig(*WIDE, loop="photon", model=MODEL) as bench:
         device = Device(bench)
         commits: list[float] = []
         process = bench.scheduler.process_batch_result
@@ -127,7 +128,7 @@ def test_ho_07_no_tensor_is_made_for_a_row(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(SamplingBatchInfo, "update_regex_vocab_mask", counted)
     monkeypatch.setattr(rigs, "LAST_TICK", 10**6)
-    with rig("--max-running-requests", str(ROWS), loop="photon") as bench:
+    with rig(*WIDE, loop="photon") as bench:
         bench.play(asks(2, tokens=100))
         bench.play(asks(ROWS, tokens=100))
     assert max(made) > 8 * min(made)
