@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--schedules",
         type=int,
         metavar="N",
-        help="random schedules for each configuration of the differential tests",
+        help="random schedules: for each configuration; in the soak, in all",
     )
 
 

@@ -25,7 +25,8 @@ def ask(rid: str, at: int, lora: str, **params: Any) -> Ask:
 
 def identity(bench: Rig, name: str) -> str:
     manager = bench.scheduler.tp_worker.model_runner.lora_manager
-    return next(ref.lora_id for ref in manager.lora_refs.values() if ref.lora_name == name)
+    found: dict[str, str] = {ref.lora_name: ref.lora_id for ref in manager.lora_refs.values()}
+    return found[name]
 
 
 @pytest.mark.parametrize("lane", ["inline", "thread"])
@@ -63,7 +64,7 @@ def test_ov_28_an_adapter_is_loaded_and_unloaded_beside_another(tmp_path: Path, 
     unload = Control(at=60, make=lambda: UnloadLoRAAdapterReqInput(lora_name="b", lora_id="id-b"))
     with rig(*arguments, loop="photon", lane=lane, hashed=False) as bench:
         a = identity(bench, "a")
-        events = [ask("a", 0, a, max_new_tokens=90), load, ask("b", 8, "id-b"), unload]
+        events: list[Event] = [ask("a", 0, a, max_new_tokens=90), load, ask("b", 8, "id-b"), unload]
         found = bench.play(events)
     assert found["a"].tokens == [FIRST] * 90
     assert found["b"].tokens == [SECOND] * LENGTH

@@ -106,7 +106,7 @@ class Made(TorchDispatchMode):
     """Counts the tensors that operations return."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(

@@ -1,23 +1,23 @@
 """Random schedules are the same through two slots, whatever the configuration and the lane.
 
-`--schedules N` plays N schedules for each configuration instead of `SCHEDULES`.
+`--schedules N` plays N schedules for each configuration instead of `SCHEDULES`; in the soak, N in
+all instead of `SOAK_SCHEDULES`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import pytest
 
 from tests.differential.comparing import PHOTON, differences, leaving, play
 from tests.differential.features import ARGUMENTS
 from tests.differential.pictures import RANDOM_VLM
-from tests.differential.rig import MODEL, Event
+from tests.differential.rig import MODEL
 from tests.differential.schedules import schedule
 
 pytestmark = pytest.mark.timeout(1200)
 
-SCHEDULES = 26
+SCHEDULES = 24
+SOAK_SCHEDULES = 3000
 SEEDS = 100_000
 """From one configuration's first seed to the next's."""
 
@@ -42,28 +42,33 @@ WITH_PICTURES = {
 }
 """With a model that sees pictures."""
 
-
-@pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_random_schedules(configuration: str, request: pytest.FixtureRequest) -> None:
-    count = request.config.getoption("schedules") or SCHEDULES
-    base = SEEDS * list(CONFIGURATIONS).index(configuration)
-    schedules = [schedule(base + index) for index in range(count)]
-    assert_alike(base, schedules, CONFIGURATIONS[configuration], MODEL)
+ALL = [
+    *((MODEL, name, arguments) for name, arguments in CONFIGURATIONS.items()),
+    *((RANDOM_VLM, name, arguments) for name, arguments in WITH_PICTURES.items()),
+]
+NAMES = [*CONFIGURATIONS, *(f"pictures, {name}" for name in WITH_PICTURES)]
 
 
-@pytest.mark.parametrize("configuration", WITH_PICTURES)
-def test_random_schedules_with_pictures(configuration: str, request: pytest.FixtureRequest) -> None:
-    count = request.config.getoption("schedules") or SCHEDULES
-    base = SEEDS * (len(CONFIGURATIONS) + list(WITH_PICTURES).index(configuration))
-    schedules = [schedule(base + index, pictures=True) for index in range(count)]
-    assert_alike(base, schedules, WITH_PICTURES[configuration], RANDOM_VLM)
+@pytest.mark.parametrize("number", range(len(ALL)), ids=NAMES)
+def test_random_schedules(number: int, request: pytest.FixtureRequest) -> None:
+    assert_alike(number, range(request.config.getoption("schedules") or SCHEDULES))
 
 
-def assert_alike(
-    base: int, schedules: Sequence[list[Event]], arguments: Sequence[str], model: str
-) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("number", range(len(ALL)), ids=NAMES)
+def test_many_random_schedules(number: int, request: pytest.FixtureRequest) -> None:
+    """Others than those of `test_random_schedules`; `--schedules N` is for all configurations."""
+    count = (request.config.getoption("schedules") or SOAK_SCHEDULES) // len(ALL)
+    assert_alike(number, range(SCHEDULES, SCHEDULES + count))
+
+
+def assert_alike(number: int, seeds: range) -> None:
     """Each schedule is the same in the blocking loop and through one of the lanes in turn."""
+    model, _, arguments = ALL[number]
     arguments = (*ARGUMENTS, *arguments)
+    base = SEEDS * number
+    schedules = [schedule(base + seed, pictures=model == RANDOM_VLM) for seed in seeds]
     expected = play("blocking", arguments, schedules, model=model)
     wrong = {}
     for turn, variant in enumerate(PHOTON):
@@ -72,5 +77,5 @@ def assert_alike(
         for index, got in zip(mine, found, strict=True):
             text = differences(expected[index], got, leaving=leaving(schedules[index]))
             if text:
-                wrong[base + index, variant] = text
+                wrong[base + seeds[index], variant] = text
     assert wrong == {}

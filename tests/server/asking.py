@@ -65,8 +65,8 @@ def answer(client: openai.OpenAI, ask: Ask) -> Answer:
 def streamed(client: openai.OpenAI, ask: Ask) -> Answer:
     """Ask for a stream and read it to its end."""
     texts, reasons, tokens = [], [], 0
-    usage = {"stream_options": {"include_usage": True}}
-    for chunk in client.chat.completions.create(**ask.request(), **usage, stream=True):
+    request = {**ask.request(), "stream_options": {"include_usage": True}}
+    for chunk in client.chat.completions.create(**request, stream=True):
         tokens = chunk.usage.completion_tokens if chunk.usage is not None else tokens
         for choice in chunk.choices:
             texts.append(choice.delta.content or "")

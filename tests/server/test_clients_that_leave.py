@@ -93,7 +93,9 @@ def test_ov_10_an_id_is_used_again_right_after_its_end(auto: Running) -> None:
     """Upstream aborts a finished stream's id two seconds later, whoever has it by then."""
     with streaming(auto, "x", max_new_tokens=3) as chunks:
         first = list(chunks)
-    assert finish(first[-1])["type"] == "length"
+    ended = finish(first[-1])
+    assert ended is not None
+    assert ended["type"] == "length"
     with streaming(auto, "x", max_new_tokens=4000) as chunks:
         until = time.monotonic() + 3
         for chunk in chunks:

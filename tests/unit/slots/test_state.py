@@ -232,13 +232,23 @@ class Schedules(RuleBasedStateMachine):
         assert self.pipeline.open_rows == len(self.running) + len(self.ended)
 
 
-def test_random_schedules_keep_every_invariant() -> None:
+def keep_every_invariant(examples: int) -> None:
     run_state_machine_as_test(
         Schedules,
         settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, database=None
+            max_examples=examples, stateful_step_count=STEPS, deadline=None, database=None
         ),
     )
+
+
+def test_random_schedules_keep_every_invariant() -> None:
+    keep_every_invariant(EXAMPLES)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_random_schedules_keep_every_invariant() -> None:
+    keep_every_invariant(40 * EXAMPLES)
 
 
 def test_a_steady_decode_alternates_between_two_slots() -> None:
