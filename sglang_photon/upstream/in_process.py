@@ -8,6 +8,7 @@ three loops: `blocking`, `sglang` (SGLang's overlap loop), `photon`.
 from __future__ import annotations
 
 import gc
+import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -146,14 +147,20 @@ def in_process_scheduler(
 
 
 def _ports(server_args: Any) -> PortArgs:
-    """Addresses that nothing will listen on: without the files that upstream makes for them."""
-    usual = tempfile.tempdir
+    """A port for the process groups, and addresses that nothing will listen on.
+
+    Upstream makes files for the latter. It draws the port at random, after a scheduler before has
+    seeded the generator: programs that run side by side would draw the same ones.
+    """
+    usual, state = tempfile.tempdir, random.getstate()
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
+        random.seed()
         try:
             return PortArgs.init_new(server_args)
         finally:
             tempfile.tempdir = usual
+            random.setstate(state)
 
 
 def run(scheduler: Any, source: Source) -> Outbox:
