@@ -178,8 +178,7 @@ def _serve(channel: socket.socket) -> None:
         # Ctrl-C reaches the whole group; the end of the channel is what ends this process.
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    os.closerange(3, channel.fileno())
-    os.closerange(channel.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    _close_all_but(channel.fileno())
     info: TokenizerInfo | None = None
     while True:
         sent, files, _, _ = socket.recv_fds(channel, 1, 1)
@@ -193,6 +192,17 @@ def _serve(channel: socket.socket) -> None:
                 info = TokenizerInfo.deserialize_json(request[1])
             elif os.fork() == 0:
                 _run_to_its_end(partial(_compile, answers, info, *request[1:]))
+
+
+def _close_all_but(kept: int) -> None:
+    """Close every inherited file but the standard ones: some are waited on by others for their end.
+
+    One by one: the highest number that a file may have can be in the billions.
+    """
+    for number in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208 - names only
+        if number > 2 and number != kept:
+            with contextlib.suppress(OSError):
+                os.close(number)
 
 
 def _compile(

@@ -62,6 +62,8 @@ class PhotonScheduler(Scheduler):
         self.photon_compilers = CompilerProcess()
         super().__init__(server_args, port_args)
         self.photon_choice = self._choose_loop()
+        if self.photon_choice.loop != PHOTON:
+            self.photon_compilers.close()
 
     def get_init_info(self) -> dict[str, Any]:
         """Upstream's handshake, and which loop runs; the server shows it under `/server_info`."""
