@@ -76,7 +76,7 @@ class Checker:
             self._validator = jsonschema.validators.validator_for(schema)(schema)
 
     def problem(self, body: Any) -> str | None:
-        """What is wrong with an answer; empty if nothing is, None where there is nothing to check."""
+        """What is wrong with an answer; empty if nothing is, None if there is nothing to check."""
         if is_embedding(body):
             return None
         text = text_of(body)

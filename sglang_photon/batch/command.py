@@ -14,9 +14,10 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str]) -> int:
     """Run a job, and return its exit code."""
+    before = signal.getsignal(signal.SIGTERM)
     try:
         options = parse(argv)
-        # Leave the blocks that stop servers.
+        # It leaves the blocks that stop servers.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         from sglang_photon.batch import assembly
 
@@ -26,3 +27,5 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("\nStopped. The same command goes on where this one ended.", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)

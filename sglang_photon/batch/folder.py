@@ -74,5 +74,5 @@ def _pictures(folder: Path) -> tuple[list[str], int]:
             if name.startswith(".") or not name.lower().endswith(SUFFIXES):
                 others += not name.startswith(".")
                 continue
-            found.append(os.path.relpath(os.path.join(place, name), folder).replace(os.sep, "/"))
+            found.append((Path(place) / name).relative_to(folder).as_posix())
     return sorted(found), others

@@ -167,11 +167,9 @@ class Job:
         await _cancel([task for task in self._tasks if task.get_name() != "send"])
         hurry = asyncio.create_task(self._hurry.wait())
         all_ended = asyncio.ensure_future(asyncio.gather(*flying, return_exceptions=True))
-        await asyncio.wait(
-            {hurry, all_ended, self._failure},
-            timeout=self._bounds.grace_s,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        waiting: set[asyncio.Future[Any]] = {hurry, all_ended, self._failure}
+        grace_s = self._bounds.grace_s
+        await asyncio.wait(waiting, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         await _cancel(flying)
         await asyncio.wait({all_ended})

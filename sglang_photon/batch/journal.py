@@ -4,7 +4,7 @@ Results are lines of a file, and such a line is all that a finished row needs: i
 row's fingerprint. The journal adds what the results cannot hold. Every record is one JSON line:
 
     {"photon_batch": 1, "form": "..."}     first: the format, and what the job writes
-    {"id", "f", "q"}                       a result is on disk; fingerprint and quick mark of its row
+    {"id", "f", "q"}                       a result is on disk: fingerprint, quick mark of its row
     {"id", "f", "q", "line"}               the row failed; the error line
 
     result written ─▶ results fsynced ─▶ record written ─▶ journal fsynced ─▶ error line written

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import orjson
 
@@ -89,7 +89,7 @@ class JsonLines:
                 "Give a complete file: plain, gzip or zstd",
             ) from None
 
-    def _parse(self, lines: IO[bytes]) -> Iterator[Row | Bad]:
+    def _parse(self, lines: BinaryIO | io.BufferedReader) -> Iterator[Row | Bad]:
         number = 0
         while line := lines.readline(LONGEST_LINE):
             number += 1
@@ -158,14 +158,14 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _skip_line(lines: IO[bytes]) -> None:
+def _skip_line(lines: BinaryIO | io.BufferedReader) -> None:
     while (piece := lines.readline(1 << 20)) and not piece.endswith(b"\n"):
         pass
 
 
-def _open(path: str) -> IO[bytes]:
+def _open(path: str) -> BinaryIO:
     try:
-        file = Path(path).open("rb")
+        file = Path(path).open("rb")  # noqa: SIM115 - lives as long as the source
         if not file.seekable():
             file.close()
             raise UsageError(f"{path} is a pipe", f"Give a file, or {STDIN} for standard input")
@@ -176,23 +176,23 @@ def _open(path: str) -> IO[bytes]:
     return file
 
 
-def _copy_of_stdin(beside: Path) -> IO[bytes]:
+def _copy_of_stdin(beside: Path) -> BinaryIO:
     copy = tempfile.TemporaryFile(dir=beside)  # noqa: SIM115 - lives as long as the source
     shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
     return copy
 
 
 @contextlib.contextmanager
-def _plain(file: IO[bytes]) -> Iterator[IO[bytes]]:
+def _plain(file: BinaryIO) -> Iterator[BinaryIO | io.BufferedReader]:
     """The file's text; how it is compressed is told by its first bytes."""
     start = file.read(4)
     file.seek(0)
     if start.startswith(b"\x1f\x8b"):
-        with gzip.open(file, "rb") as lines:
+        with gzip.GzipFile(fileobj=file) as packed, io.BufferedReader(packed, 1 << 20) as lines:
             yield lines
     elif start == b"\x28\xb5\x2f\xfd":
-        with io.BufferedReader(_Zstd(file), 1 << 20) as buffered:
-            yield buffered
+        with io.BufferedReader(_Zstd(file), 1 << 20) as lines:
+            yield lines
     else:
         yield file
 
@@ -200,7 +200,7 @@ def _plain(file: IO[bytes]) -> Iterator[IO[bytes]]:
 class _Zstd(io.RawIOBase):
     """The text of zstd frames; an end in the middle of one is an error, as it is with gzip."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         import zstandard
 
         self._file = file

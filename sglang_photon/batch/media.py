@@ -7,7 +7,6 @@ file below the media root; whatever else a server could be made to fetch or open
 from __future__ import annotations
 
 import hashlib
-import os
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -134,7 +133,7 @@ def quick_mark(row: Row, found: list[Place], root: MediaRoot) -> str:
     for place in found:
         if place.local:
             try:
-                status = os.stat(root.path(place.address))
+                status = root.path(place.address).stat()
                 parts.append(f"{status.st_size} {status.st_mtime_ns}".encode())
             except (RowError, OSError, ValueError):
                 parts.append(b"unreadable")

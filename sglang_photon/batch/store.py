@@ -142,9 +142,9 @@ class Store:
             if row.custom_id not in self._journal.past.failed or mark is None:
                 return Standing.NEW
             return Standing.FAILED if _quick(row, root) == mark.quick else Standing.NEW
-        if mark is not None and mark.fingerprint == known.fingerprint:
-            if _quick(row, root) == mark.quick:
-                return Standing.DONE
+        recorded = mark is not None and mark.fingerprint == known.fingerprint
+        if recorded and mark is not None and _quick(row, root) == mark.quick:
+            return Standing.DONE
         same = media.mark_of(row, root).fingerprint == known.fingerprint
         return Standing.DONE if same else Standing.CHANGED
 
@@ -247,9 +247,13 @@ class Store:
 
     def _take(self, value: Any, span: Span) -> None:
         line = value if isinstance(value, dict) else {}
-        custom_id, name = line.get("custom_id"), line.get("id")
-        is_result = isinstance(custom_id, str) and isinstance(name, str)
-        if not is_result or custom_id in self.done or not name.startswith(ID_PREFIX):
+        custom_id, name = (line.get(key) for key in ("custom_id", "id"))
+        if (
+            not isinstance(custom_id, str)
+            or not isinstance(name, str)
+            or not name.startswith(ID_PREFIX)
+            or custom_id in self.done
+        ):
             self._unusable.append(span)
             return
         self.done[custom_id] = Known(name.removeprefix(ID_PREFIX), span)
