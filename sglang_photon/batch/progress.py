@@ -59,6 +59,10 @@ class Tally:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Time counts from now on."""
         self.began = self.clock()
         self._window: deque[tuple[float, int, int]] = deque([(self.began, 0, 0)])
 

@@ -138,6 +138,7 @@ class Running:
                 bounds=self.bounds,
             )
             await stack.enter_async_context(self._stopping(job))
+            self.tally.restart()
             await stack.enter_async_context(self._showing(endpoints))
             return await job.run()
 

@@ -79,13 +79,18 @@ class Stub:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._loop.call_soon_threadsafe(self._end.set)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(10)
 
     def transports(self) -> list[asyncio.Transport]:
         """Connections of all clients; for a handler that cuts them."""
         assert self._server is not None
         return [t for c in self._server.connections if (t := c.transport) is not None]
+
+    def close_soon(self) -> None:
+        """End as a server that is killed; for a handler."""
+        self._end.set()
 
     def wait_for(self, condition: Callable[[], bool], limit_s: float = 20.0) -> None:
         """Wait until something holds, looked at whenever a request comes or goes."""
@@ -101,9 +106,7 @@ class Stub:
         self._end = asyncio.Event()
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/{path:.*}", self._post)
-        app.router.add_get("/health", lambda _: self._get(""))
-        app.router.add_get("/server_info", lambda _: self._get(self.info))
-        app.router.add_get("/metrics", lambda _: self._get(self.metrics))
+        app.router.add_get("/{path:.*}", self._get)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         self._server = runner.server
@@ -112,7 +115,9 @@ class Stub:
         await self._end.wait()
         await runner.cleanup()
 
-    async def _get(self, value: Any) -> web.Response:
+    async def _get(self, request: web.Request) -> web.Response:
+        said = {"/health": "", "/server_info": self.info, "/metrics": self.metrics}
+        value = said.get(request.path)
         if value is None:
             return web.Response(status=404)
         return web.Response(text=value if isinstance(value, str) else json.dumps(value))
