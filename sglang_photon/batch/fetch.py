@@ -103,11 +103,13 @@ class Fetcher:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise RowError("picture_forbidden", f"{url} is no http address")
         if not self._allow_private:
+            host = parts.hostname
             try:
-                address = ipaddress.ip_address(parts.hostname)
+                check_public(str(ipaddress.ip_address(host)))
             except ValueError:
-                return
-            check_public(str(address))
+                # A name; numbers in any other spelling are nobody's name.
+                if ":" in host or host.replace(".", "").isdigit():
+                    raise _PrivateError(f"{host} is no address") from None
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

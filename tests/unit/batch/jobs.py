@@ -79,7 +79,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def run(source: Path | str, output: Path, url: str, *flags: str) -> Run:
     """`photon batch run` in this process."""
-    code = command.main(["run", str(source), "--output", str(output), "--url", url, "--quiet", *flags])
+    code = command.main(
+        ["run", str(source), "--output", str(output), "--url", url, "--quiet", *flags]
+    )
     return left_by(code, output)
 
 

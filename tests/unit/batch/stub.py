@@ -19,7 +19,11 @@ Handler = Callable[["Stub", dict[str, Any]], Awaitable[web.StreamResponse]]
 
 def completion(text: str) -> dict[str, Any]:
     """A chat completion with that text."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": "stop",
+    }
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
     return {"id": "chat-1", "object": "chat.completion", "choices": [choice], "usage": usage}
 
@@ -29,7 +33,8 @@ def asked(body: dict[str, Any]) -> str:
     content = body["messages"][-1]["content"]
     if isinstance(content, str):
         return content
-    return next(part["text"] for part in content if part["type"] == "text")
+    text: str = next(part["text"] for part in content if part["type"] == "text")
+    return text
 
 
 async def echo(stub: Stub, body: dict[str, Any]) -> web.Response:
@@ -68,7 +73,7 @@ class Stub:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._ready = threading.Event()
-        self._server: web.Server[Any] | None = None
+        self._server: web.Server | None = None
         self._thread.start()
         assert self._ready.wait(10)
         return self

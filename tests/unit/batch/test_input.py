@@ -20,7 +20,7 @@ from sglang_photon.batch.lines import LONGEST_LINE, Bad, JsonLines, parse_line
 from sglang_photon.batch.rows import Row
 from sglang_photon.batch.table import fill
 from sglang_photon.errors import UsageError
-from tests.unit.batch.jobs import line, left_by, picture_line, png, read, run, write
+from tests.unit.batch.jobs import left_by, line, picture_line, png, read, run, write
 from tests.unit.batch.stub import Stub, asked
 
 GOOD = json.dumps(line("a")).encode()
@@ -125,7 +125,10 @@ def test_twenty_of_many_bad_lines_are_shown(
         (["run", "missing.jsonl", "--output", "out.jsonl"], "missing.jsonl cannot be read"),
         (["run", "in.jsonl"], "No --output"),
         (["images", "missing", "--prompt", "x", "--output", "o.jsonl"], "is no folder"),
-        (["run", "in.jsonl", "--output", "o.jsonl", "--url", "u", "--", "--tp", "2"], "--url names"),
+        (
+            ["run", "in.jsonl", "--output", "o.jsonl", "--url", "u", "--", "--tp", "2"],
+            "--url names",
+        ),
         (["run", "in.jsonl", "--output", "o.jsonl", "--in-flight", "0"], "--in-flight"),
         (["run", "in.jsonl", "--output", "o.jsonl", "--deadline", "soon"], "no duration"),
         (["run", "in.jsonl", "--output", "o.jsonl", "--schema", "no.json"], "cannot be read"),

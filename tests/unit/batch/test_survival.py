@@ -17,11 +17,10 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_photon.batch.media import MediaRoot
+from sglang_photon.batch.media import MediaRoot, mark_of
 from sglang_photon.batch.rows import Fate, Outcome, Row, Usage, error_line, result_line
 from sglang_photon.batch.store import Paths, Standing, Store
-from sglang_photon.batch.media import mark_of
-from tests.unit.batch.jobs import left_by, line, png, picture_line, read, run, write
+from tests.unit.batch.jobs import left_by, line, picture_line, png, read, run, write
 from tests.unit.batch.stub import Stub, asked, echo
 
 FORM = "JSON Lines as results come"
@@ -166,7 +165,7 @@ def test_kill_9_at_random_moments(tmp_path: Path) -> None:
             process = start(source, output, stub.url, "--in-flight", "8")
             goal = sum(stub.answered.values()) + chance.randint(1, count // kills)
             try:
-                stub.wait_for(lambda goal=goal: sum(stub.answered.values()) >= goal)
+                stub.wait_for(lambda: sum(stub.answered.values()) >= goal)  # noqa: B023
                 time.sleep(chance.uniform(0, 0.03))  # Anywhere between two commits.
             finally:
                 process.send_signal(signal.SIGKILL)
