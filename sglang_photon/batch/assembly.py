@@ -14,6 +14,7 @@ from sglang_photon.batch.answers import Checker
 from sglang_photon.batch.convert import Columns, convert
 from sglang_photon.batch.folder import Folder
 from sglang_photon.batch.job import Bounds as JobBounds
+from sglang_photon.batch.journal import make_folder
 from sglang_photon.batch.lines import JsonLines, Source
 from sglang_photon.batch.media import MediaRoot
 from sglang_photon.batch.ordered import Ordered
@@ -39,9 +40,12 @@ def run(options: argparse.Namespace) -> int:
     schema = None if options.schema is None else answers.read_schema(options.schema)
     derived = options.keep_order or options.to != "jsonl"
     paths = Paths.of(options.output, errors=options.errors, derived=derived)
-    paths.output.absolute().parent.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.output)
     source = _source(options, schema)
     root = _media_root(options)
+    if options.overwrite:
+        # What is there is not given up for an input that will be refused.
+        survey(source, store=None, root=root, rules=Rules())
     shown = display(quiet=options.quiet, as_json=options.json_progress)
     with Store(paths=paths, form=options.form, overwrite=options.overwrite) as store:
         rules = Rules(changed=options.changed, retry_failed=options.retry_failed)

@@ -22,7 +22,7 @@ import orjson
 from sglang_photon.batch.flow import Limiter
 from sglang_photon.batch.replicas import Replica
 from sglang_photon.batch.rows import RowError
-from sglang_photon.errors import PhotonError
+from sglang_photon.errors import PhotonError, UsageError
 
 PATIENCE = (429, 503)
 ATTEMPTS = 6
@@ -157,6 +157,20 @@ class Endpoint:
                 began = time.monotonic()
             await asyncio.sleep(_pause(tries))
         self._here.set()
+
+    async def check_key(self) -> None:
+        """Refuse a server that will refuse every row.
+
+        Raises:
+            UsageError: it asks for another API key.
+        """
+        with contextlib.suppress(*TRANSPORT):
+            async with self._session.get(self.url + "/v1/models") as response:
+                if response.status in (401, 403):
+                    raise UsageError(
+                        f"{self.url} asks for an API key (HTTP {response.status})",
+                        "Put the key into a variable, and name it with --api-key-env",
+                    )
 
     async def get(self, path: str) -> Any:
         """The JSON or text of a GET request; None where there is none."""

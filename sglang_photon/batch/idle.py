@@ -20,6 +20,10 @@ class IdleMeter:
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
 
+    def reads(self, metrics: Any) -> bool:
+        """Whether there is anything to read in what `/metrics` says."""
+        return isinstance(metrics, str) and idle_seconds(metrics) is not None
+
     def sample(self, metrics: Any, now: float) -> float | None:
         """Take what `/metrics` says; None where it does not count idle time, or at the first."""
         seconds = idle_seconds(metrics) if isinstance(metrics, str) else None

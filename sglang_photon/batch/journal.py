@@ -165,6 +165,18 @@ def append_all(file: IO[bytes], data: bytes) -> None:
         raise
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder that a file is to lie in.
+
+    Raises:
+        PhotonError: it cannot be made.
+    """
+    try:
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_problem(path, error) from None
+
+
 def sync_folder(path: Path) -> None:
     """Make a new or renamed file's name survive a power loss."""
     folder = os.open(path.absolute().parent, os.O_RDONLY)

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Protocol
 
 import orjson
 
+from sglang_photon.batch.journal import disk_problem
 from sglang_photon.batch.rows import METHOD, Row
 from sglang_photon.errors import UsageError
 
@@ -177,8 +178,11 @@ def _open(path: str) -> BinaryIO:
 
 
 def _copy_of_stdin(beside: Path) -> BinaryIO:
-    copy = tempfile.TemporaryFile(dir=beside)  # noqa: SIM115 - lives as long as the source
-    shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
+    try:
+        copy = tempfile.TemporaryFile(dir=beside)  # noqa: SIM115 - lives as long as the source
+        shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
+    except OSError as error:
+        raise disk_problem(beside, error) from None
     return copy
 
 

@@ -48,6 +48,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _complete(options: argparse.Namespace) -> None:
     if options.output is None and not options.dry_run:
         raise UsageError("No --output is given", "Say where results go: --output OUT.jsonl")
+    given = getattr(options, "input", None) or getattr(options, "table", None)
+    mine = (options.output, options.errors)
+    if given is not None and any(p is not None and _same(Path(given), p) for p in mine):
+        raise UsageError(f"{given} is the input", "Give another --output and --errors")
     suffix = options.output.suffix.lstrip(".").lower() if options.output is not None else ""
     options.to = options.to or (suffix if suffix in ("parquet", "csv") else "jsonl")
     options.form = FORMS[options.to, options.keep_order]
@@ -59,6 +63,10 @@ def _complete(options: argparse.Namespace) -> None:
     for name in ("in_flight", "replicas", "ahead_mb", "max_picture_mb", "max_megapixels"):
         if getattr(options, name) <= 0:
             raise UsageError(f"--{name.replace('_', '-')} is not above 0", "Give a larger number")
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def duration(text: str) -> float:

@@ -27,7 +27,11 @@ class Ordered:
     def __init__(self, *, results: Path, output: Path | None) -> None:
         self._results = os.open(results, os.O_RDONLY)
         self._path = output or results
-        self._output: IO[bytes] | None = None if output is None else output.open("wb")
+        try:
+            self._output: IO[bytes] | None = None if output is None else output.open("wb")
+        except OSError as error:
+            os.close(self._results)
+            raise disk_problem(self._path, error) from None
         self._early: dict[int, Span | None] = {}
         self._next = 0
         self._order = array("Q")

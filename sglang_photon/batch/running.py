@@ -158,9 +158,14 @@ class Running:
         ]
 
     async def _extra(self, endpoints: list[Endpoint]) -> dict[str, object]:
-        """Fields for every request: the priority, where all servers have priorities."""
+        """Fields for every request: the priority, where all servers have priorities.
+
+        Raises:
+            PhotonError: a server cannot be used.
+        """
         for endpoint in endpoints:
             await endpoint.look()
+            await endpoint.check_key()
         if not self.service.below or not self.service.urls:
             # Nobody else uses servers of our own.
             return {}
@@ -217,10 +222,7 @@ class Running:
         turn = 0
         while True:
             if turn % IDLE_EVERY == 0:
-                now = time.monotonic()
-                found = [m.sample(await one.get("/metrics"), now) for one, m in meters.items()]
-                told = [idle for idle in found if idle is not None]
-                self.tally.idle = sum(told) / len(told) if told else None
+                self.tally.idle = await _idle(meters)
             self._look(endpoints)
             self.shown.show(self.tally)
             turn += 1
@@ -232,6 +234,19 @@ class Running:
         tally.limit = sum(one.limiter.limit for one in endpoints)
         tally.away = any(one.away for one in endpoints)
         tally.retries = sum(one.retries for one in endpoints)
+
+
+async def _idle(meters: dict[Endpoint, IdleMeter]) -> float | None:
+    """The mean over servers that count; one that does not is not asked again."""
+    told = []
+    for endpoint, meter in list(meters.items()):
+        metrics = await endpoint.get("/metrics")
+        if not meter.reads(metrics) and not endpoint.away:
+            del meters[endpoint]
+        share = meter.sample(metrics, time.monotonic())
+        if share is not None:
+            told.append(share)
+    return sum(told) / len(told) if told else None
 
 
 def api_key(variable: str | None) -> str | None:

@@ -214,7 +214,8 @@ class Store:
     def _open(self, form: str, overwrite: bool) -> None:
         results = self.paths.results
         past = self._journal.past
-        there = [p for p in (self.paths.output, results) if p.exists() and p.stat().st_size]
+        ours = (self.paths.output, results, self.paths.errors)
+        there = [path for path in ours if path.exists() and path.stat().st_size]
         if there and not past.form and not overwrite:
             raise UsageError(
                 f"{there[0]} is there already, and {self.paths.journal.name} that would tell "
@@ -297,7 +298,6 @@ class Store:
 
 def _open_journal(path: Path) -> Journal:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         return Journal(path)
     except OSError as error:
         raise disk_problem(path, error) from None

@@ -50,7 +50,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
     found = {(one := json.loads(line))["custom_id"]: one for line in lines}
     assert len(found) == len(lines)
     return found
@@ -88,7 +88,9 @@ def test_bj_07_a_cold_run_ends_and_leaves_nothing(tmp_path: Path, cold: dict[str
     assert not [path for path in Path(cold["TMPDIR"]).iterdir() if "photon-batch" in path.name]
 
 
-def test_a_killed_job_takes_its_server_with_it(tmp_path: Path, cold: dict[str, str]) -> None:
+def test_a_killed_server_is_started_again_and_a_killed_job_takes_its_server_with_it(
+    tmp_path: Path, cold: dict[str, str]
+) -> None:
     rows = [chat(f"row-{n}", f"{n}?", max_tokens=300, ignore_eos=True) for n in range(2000)]
     write(tmp_path / "in.jsonl", rows)
     output = tmp_path / "out.jsonl"
@@ -96,7 +98,12 @@ def test_a_killed_job_takes_its_server_with_it(tmp_path: Path, cold: dict[str, s
         [*PHOTON, "run", "in.jsonl", "--output", str(output)], cwd=tmp_path, env=cold
     )
     try:
-        wait_until(lambda: output.exists() and output.stat().st_size > 0, limit_s=200)
+        wait_until(lambda: len(read(output)) > 0, limit_s=200)
+        (server,) = job.children()
+        server.kill()
+        done = len(read(output))
+        wait_until(lambda: len(read(output)) > done + 64, limit_s=200)
+        assert server.pid not in {child.pid for child in job.children()}
     finally:
         job.kill()
         job.wait()

@@ -53,6 +53,7 @@ class Stub:
         bodies: of all requests.
         info: what `/server_info` says.
         metrics: what `/metrics` says.
+        key: that every request must bring.
     """
 
     def __init__(self, handler: Handler = echo, *, delay_s: float = 0.0, port: int = 0) -> None:
@@ -63,6 +64,7 @@ class Stub:
         self.bodies: list[dict[str, Any]] = []
         self.info: dict[str, Any] | None = None
         self.metrics: str | None = None
+        self.key: str | None = None
         self.arrived = threading.Condition()
         self._handler = handler
         self._socket = socket.create_server(("127.0.0.1", port), reuse_port=False)
@@ -120,7 +122,13 @@ class Stub:
         await self._end.wait()
         await runner.cleanup()
 
+    def _is_stranger(self, request: web.Request) -> bool:
+        expected = f"Bearer {self.key}"
+        return self.key is not None and request.headers.get("Authorization") != expected
+
     async def _get(self, request: web.Request) -> web.Response:
+        if request.path != "/health" and self._is_stranger(request):
+            return web.Response(status=401)
         said = {"/health": "", "/server_info": self.info, "/metrics": self.metrics}
         value = said.get(request.path)
         if value is None:
@@ -128,6 +136,8 @@ class Stub:
         return web.Response(text=value if isinstance(value, str) else json.dumps(value))
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
+        if self._is_stranger(request):
+            return web.Response(status=401)
         body = await request.json()
         self.bodies.append(body)
         self._count(1)

@@ -133,6 +133,7 @@ def test_twenty_of_many_bad_lines_are_shown(
         (["run", "in.jsonl", "--output", "o.jsonl", "--deadline", "soon"], "no duration"),
         (["run", "in.jsonl", "--output", "o.jsonl", "--schema", "no.json"], "cannot be read"),
         (["run", "in.jsonl", "--output", "o.jsonl", "--api-key-env", "NO_SUCH"], "not set"),
+        (["run", "in.jsonl", "--output", "in.jsonl", "--overwrite"], "is the input"),
         (["fly"], "invalid choice"),
     ],
 )

@@ -16,6 +16,7 @@ from aiohttp import web
 from sglang_photon.batch import command
 from sglang_photon.batch.idle import IdleMeter
 from sglang_photon.batch.priority import below_others
+from sglang_photon.batch.progress import Bar, Tally
 from tests.unit.batch.jobs import line, read, run, write
 from tests.unit.batch.stub import Stub, asked, completion, echo
 
@@ -220,3 +221,43 @@ def test_two_servers_share_the_rows(tmp_path: Path) -> None:
     assert ended.code == 0
     assert sum(shares) == 200
     assert min(shares) > 40
+
+
+def test_another_key_is_asked_for_before_anything_is_sent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.jsonl", [line("a")])
+    with Stub() as stub:
+        stub.key = "secret"
+        assert run(source, tmp_path / "out.jsonl", stub.url).code == 2
+        assert "asks for an API key" in capsys.readouterr().err
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("THE_KEY", "secret")
+            ended = run(source, tmp_path / "out.jsonl", stub.url, "--api-key-env", "THE_KEY")
+    assert (ended.code, ended.ids) == (0, ["a"])
+
+
+def test_overwrite_gives_nothing_up_for_a_bad_input(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [line("a")])
+    output = tmp_path / "out.jsonl"
+    with Stub() as stub:
+        assert run(source, output, stub.url).code == 0
+        write(source, [line(None)])
+        assert run(source, output, stub.url, "--overwrite").code == 1
+    assert [one["custom_id"] for one in read(output)] == ["a"]
+
+
+def test_the_bar_shows_and_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    bar, tally = Bar(), Tally(total=10)
+    bar.say("before")
+    tally.done, tally.failed, tally.idle, tally.away = 3, 1, 0.25, True
+    bar.show(tally)
+    bar.say("[beside]")
+    bar.show(tally)
+    bar.close()
+    said = capsys.readouterr().err
+    assert "before" in said
+    assert "[beside]" in said
+    assert "errors 1" in tally.words()
+    assert "GPU idle 25.0%" in tally.words()
+    assert "waiting for the server" in tally.words()
