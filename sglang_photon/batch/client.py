@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ ATTEMPTS = 6
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 LOOK_TIMEOUT_S = 10.0
+PIECE = 1 << 17
 TRANSPORT = (aiohttp.ClientError, ConnectionError, TimeoutError)
 
 
@@ -182,7 +183,9 @@ class Endpoint:
         return None
 
     async def _once(self, path: str, payload: bytes) -> Reply:
-        async with self._session.post(self.url + path, data=payload) as response:
+        size = {"Content-Length": str(len(payload))}
+        data = _pieces(payload)
+        async with self._session.post(self.url + path, data=data, headers=size) as response:
             return Reply(
                 status=response.status,
                 body=_parsed(await response.read()),
@@ -198,6 +201,13 @@ class Endpoint:
                 return response.status not in (502, 503, 504)
         except TRANSPORT:
             return False
+
+
+async def _pieces(payload: bytes) -> AsyncIterator[memoryview]:
+    """A request in pieces: written whole, what the socket does not take at once is copied."""
+    view = memoryview(payload)
+    for start in range(0, len(view), PIECE):
+        yield view[start : start + PIECE]
 
 
 def _pause(attempt: int) -> float:

@@ -19,8 +19,9 @@ def main(argv: Sequence[str]) -> int:
         options = parse(argv)
         # It leaves the blocks that stop servers.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        from sglang_photon.batch import assembly
+        from sglang_photon.batch import assembly, memory
 
+        memory.return_large_blocks()
         return assembly.dry_run(options) if options.dry_run else assembly.run(options)
     except PhotonError as error:
         return report(error)
