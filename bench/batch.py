@@ -350,7 +350,7 @@ def _wait(condition: Callable[[], bool], process: psutil.Popen) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the benchmark and print its tables."""
+    """Run the benchmark and print its tables; the exit code is 1 where a result was lost."""
     parser = argparse.ArgumentParser(
         prog="photon bench batch",
         description=__doc__,
@@ -377,4 +377,5 @@ def main(argv: Sequence[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     if options.json is not None:
         options.json.write_text(json.dumps(bench.found, indent=1) + "\n")
-    return 0
+    survived = bench.found.get("survival", {"lost": 0, "doubled": 0, "all_kept": True})
+    return int(survived["lost"] or survived["doubled"] or not survived["all_kept"])

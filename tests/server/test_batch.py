@@ -6,6 +6,8 @@ import base64
 import itertools
 import json
 import os
+import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from sglang_photon.batch import command
 from sglang_photon.reference.models import pictures
 from tests.server.servers import MARK, MODEL, ONE_THREAD, Running, marked_processes, wait_until
 
+ROOT = Path(__file__).resolve().parents[2]
 PHOTON = (sys.executable, "-m", "sglang_photon", "batch")
 COLD_START_S = 60.0
 """What a job of two rows may take, the server's start included."""
@@ -75,7 +78,15 @@ def cold() -> Iterator[dict[str, str]]:
         yield {**os.environ, **ONE_THREAD, MARK: uuid.uuid4().hex, "TMPDIR": folder}
 
 
+def command_of_the_readme() -> list[str]:
+    """The words of README's `photon batch` line, without the output."""
+    text = (ROOT / "README.md").read_text()
+    (found,) = re.findall(r"^\.venv/bin/photon batch (.+) --output answers\.jsonl$", text, re.M)
+    return shlex.split(found)
+
+
 def test_bj_07_a_cold_run_ends_and_leaves_nothing(tmp_path: Path, cold: dict[str, str]) -> None:
+    """Two rows, and then the six of README's example: nothing is left of either."""
     draw(tmp_path / "pictures", 2)
     words = ["images", "pictures", "--prompt", QUESTION, "--max-tokens", "16"]
     began = time.monotonic()
@@ -84,6 +95,9 @@ def test_bj_07_a_cold_run_ends_and_leaves_nothing(tmp_path: Path, cold: dict[str
     )
     assert time.monotonic() - began < COLD_START_S
     assert len(read(tmp_path / "out.jsonl")) == 2
+    readme = [*PHOTON, *command_of_the_readme(), "--output", str(tmp_path / "readme.jsonl")]
+    subprocess.run(readme, cwd=ROOT, env=cold, check=True, timeout=200)
+    assert read(tmp_path / "readme.jsonl").keys() == {f"{n}.png" for n in range(1, 7)}
     assert marked_processes(cold[MARK]) == ()
     assert not [path for path in Path(cold["TMPDIR"]).iterdir() if "photon-batch" in path.name]
 
