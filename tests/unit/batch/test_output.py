@@ -65,6 +65,25 @@ def test_keep_order(tmp_path: Path) -> None:
     assert again.ids == [*names[:7], *names[8:], "row-7"]
 
 
+def test_results_in_order_are_there_while_the_job_runs(tmp_path: Path) -> None:
+    names = [f"row-{n:03}" for n in range(200)]
+    output = tmp_path / "out.jsonl"
+    seen: list[list[str]] = []
+
+    async def look(stub: Stub, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(random.Random(asked(body)).uniform(0, 0.02))
+        whole = output.read_text().rpartition("\n")[0]
+        seen.append([json.loads(one)["custom_id"] for one in whole.splitlines()])
+        return await echo(stub, body)
+
+    with Stub(look) as stub:
+        source = write(tmp_path / "in.jsonl", (line(name) for name in names))
+        ended = run(source, output, stub.url, "--keep-order", "--in-flight", "8")
+    assert ended.ids == names
+    assert all(part == names[: len(part)] for part in seen)
+    assert len(seen[-1]) > 100
+
+
 def test_another_form_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write(tmp_path / "in.jsonl", [line("a")])
     output = tmp_path / "out.jsonl"
