@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -25,9 +25,9 @@ from sglang_photon.batch.ordered import Ordered
 from sglang_photon.batch.outcomes import answered_by, refused
 from sglang_photon.batch.prepare import Preparer
 from sglang_photon.batch.progress import Tally
-from sglang_photon.batch.rows import Outcome, Prepared, Row, RowError
+from sglang_photon.batch.rows import Fate, Outcome, Prepared, Row, RowError
 from sglang_photon.batch.store import Span, Store
-from sglang_photon.batch.survey import Survey
+from sglang_photon.batch.survey import SHOWN, Survey
 from sglang_photon.errors import PhotonError
 
 READ_ROWS = 32
@@ -76,6 +76,7 @@ class Job:
         ordered: follows in the order of the input; None where nobody asked.
         checker: looks at answers; None where nobody asked.
         bounds: of memory and time.
+        say: tells a person about the first rows that fail, by their numbers.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Job:
         ordered: Ordered | None = None,
         checker: Checker | None = None,
         bounds: Bounds | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._source = source
         self._survey = survey
@@ -100,11 +102,13 @@ class Job:
         self._ordered = ordered
         self._checker = checker
         self._bounds = bounds or Bounds()
+        self._say = say
         self.ahead = Ahead(rows=self._rows_ahead, most_bytes=self._bounds.ahead_bytes)
         self._stopped: Stop | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._ended: set[str] = set()
+        self._told = 0
 
     def stop(self, why: Stop) -> None:
         """Begin nothing new. By hand, what is in flight gets a while; a second time it does not."""
@@ -213,7 +217,7 @@ class Job:
             mark = await self._preparer.mark(row)
             self.ahead.leave()
             self.ahead.release(weight)
-            await self._end(place, refused(row.custom_id, mark, refusal))
+            await self._end(place, row, refused(row.custom_id, mark, refusal))
             return
         now = len(prepared.payload)
         self.ahead.weigh(weight, now)
@@ -259,11 +263,14 @@ class Job:
             self.ahead.release(weight)
             self._place_free.set()
         self._tally.pictures += prepared.pictures
-        await self._end(place, outcome)
+        await self._end(place, row, outcome)
 
     # ---- commit
 
-    async def _end(self, place: int, outcome: Outcome) -> None:
+    async def _end(self, place: int, row: Row, outcome: Outcome) -> None:
+        if outcome.fate is Fate.FAILED and self._told < SHOWN:
+            self._told += 1
+            self._say(f"line {row.number}, {row.custom_id}: {outcome.code}: {outcome.problem}")
         await self._commits.put((place, outcome))
         self._left -= 1
         self._check_idle()

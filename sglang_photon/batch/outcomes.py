@@ -21,6 +21,7 @@ from sglang_photon.batch.rows import (
     result_line,
 )
 
+LONGEST = 200
 UNSERVED = ("transport_error", "batch_expired", "batch_cancelled")
 """Codes of rows that the next run tries again."""
 
@@ -46,6 +47,7 @@ def answered_by(custom_id: str, mark: Mark, reply: Reply, checker: Checker | Non
         line=result_line(custom_id, mark, status=status, request_id=request_id, body=body, **more),
         usage=Usage.of(body),
         code="" if fate is Fate.DONE else f"http_{status}",
+        problem="" if fate is Fate.DONE else _message(body),
         valid=None if problem is None else not problem,
     )
 
@@ -58,4 +60,14 @@ def refused(custom_id: str, mark: Mark | None, refusal: RowError) -> Outcome:
         fate=Fate.UNSERVED if refusal.code in UNSERVED else Fate.FAILED,
         line=error_line(custom_id, mark, code=refusal.code, message=refusal.message),
         code=refusal.code,
+        problem=refusal.message,
     )
+
+
+def _message(body: Any) -> str:
+    """What a server says is wrong, wherever it says it."""
+    if isinstance(body, dict):
+        inner = body.get("error")
+        holder = inner if isinstance(inner, dict) else body
+        return str(holder.get("message") or inner or "")[:LONGEST]
+    return str(body)[:LONGEST]

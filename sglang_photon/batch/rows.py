@@ -129,6 +129,7 @@ class Outcome:
         line: the line of the output or error file, with its newline.
         usage: tokens of the answer.
         code: of an error row, for the summary's counts; `http_400` for an HTTP status.
+        problem: of an error row, in words.
         valid: what `--validate` found; None where it did not look.
     """
 
@@ -138,6 +139,7 @@ class Outcome:
     line: bytes
     usage: Usage = field(default_factory=Usage)
     code: str = ""
+    problem: str = ""
     valid: bool | None = None
 
 

@@ -136,6 +136,7 @@ class Running:
                 ordered=self.ordered,
                 checker=self.checker,
                 bounds=self.bounds,
+                say=self.shown.say,
             )
             await stack.enter_async_context(self._stopping(job))
             self.tally.restart()

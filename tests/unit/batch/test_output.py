@@ -171,6 +171,7 @@ def test_the_summary_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "without a result: 1 (this run: http_400 1)" in said.out
     assert "tokens of this run: 63 in, 27 out" in said.out
     assert "batch: 10 rows, 0 pictures" in said.err
+    assert "batch: line 6, row-5: http_400: no" in said.err
     assert "Priority: " in said.err
 
 
