@@ -23,6 +23,8 @@ from sglang_photon.batch.rows import Mark, Prepared, Row, RowError, digest, requ
 # Reading waits for disks, and base64 runs without the interpreter's lock for large pictures only.
 WORKERS = min(8, (os.cpu_count() or 1) + 2)
 ENCODED = 4 / 3
+WEB_BYTES = 4 << 20
+"""What a picture on the web is taken for until it is here."""
 COPIES = 2
 """The data URL, and the request that holds it."""
 
@@ -58,7 +60,7 @@ class Preparer:
         self._pool.shutdown(cancel_futures=True)
 
     def weight(self, row: Row) -> int:
-        """Bytes of memory that the row will take, about; a bound where nobody knows yet."""
+        """Bytes of memory that the row will take, about."""
         size = row.size
         try:
             found = media.places(row)
@@ -68,7 +70,7 @@ class Preparer:
             if place.local:
                 size += int(self._file_size(place) * ENCODED * COPIES)
             elif place.address.startswith(media.WEB):
-                size += int(self._bounds.file_bytes * ENCODED)
+                size += min(WEB_BYTES, self._bounds.file_bytes)
         return size
 
     async def prepare(self, row: Row) -> Prepared:

@@ -64,7 +64,17 @@ class Tally:
     def restart(self) -> None:
         """Time counts from now on."""
         self.began = self.clock()
+        self._end: float | None = None
         self._window: deque[tuple[float, int, int]] = deque([(self.began, 0, 0)])
+
+    def stop(self) -> None:
+        """Time does not count any more."""
+        self._end = self.clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that counted."""
+        return (self.clock() if self._end is None else self._end) - self.began
 
     @property
     def ended(self) -> int:
@@ -111,7 +121,7 @@ class Tally:
             "rows_per_s": round(rows_s, 3),
             "tokens_per_s": round(tokens_s, 1),
             "eta_s": round(left / rows_s, 1) if rows_s > 0 else None,
-            "elapsed_s": round(self.clock() - self.began, 2),
+            "elapsed_s": round(self.elapsed_s, 2),
             "device_idle": self.idle,
         }
 

@@ -141,7 +141,10 @@ class Running:
             await stack.enter_async_context(self._stopping(job))
             self.tally.restart()
             await stack.enter_async_context(self._showing(endpoints))
-            return await job.run()
+            try:
+                return await job.run()
+            finally:
+                self.tally.stop()
 
     def _endpoints(self, replicas: list[Replica]) -> list[Endpoint]:
         service = self.service

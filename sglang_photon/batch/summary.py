@@ -35,7 +35,7 @@ class Summary:
         retries: attempts beyond the first.
         codes: error rows of this run by code.
         run_usage, usage: tokens of this run, and of all results.
-        elapsed_s: of this run, without the server's start.
+        elapsed_s: of this run, without the server's start and stop.
         stopped: why it ended early.
     """
 
@@ -72,7 +72,7 @@ class Summary:
             codes=dict(tally.codes),
             run_usage=tally.usage,
             usage=store.usage,
-            elapsed_s=tally.clock() - tally.began,
+            elapsed_s=tally.elapsed_s,
             stopped=stopped,
         )
 

@@ -281,3 +281,14 @@ def test_the_bar_shows_and_goes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "errors 1" in tally.words()
     assert "GPU idle 25.0%" in tally.words()
     assert "waiting for the server" in tally.words()
+
+
+def test_time_counts_from_the_first_row_to_the_last() -> None:
+    now = 100.0
+    tally = Tally(clock=lambda: now)
+    now = 130.0
+    tally.restart()
+    now = 134.0
+    tally.stop()
+    now = 150.0
+    assert tally.elapsed_s == 4.0
