@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from sglang_photon import reference
 from sglang_photon.errors import PhotonError, UsageError, report
 
-BENCHMARKS = {"loops": "three scheduler loops on one simulated device"}
+BENCHMARKS = {
+    "loops": "three scheduler loops on one simulated device",
+    "batch": "batch jobs: rows per second, device idle, memory, kills",
+}
 
 
 def main(argv: Sequence[str]) -> int:

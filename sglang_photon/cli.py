@@ -12,6 +12,7 @@ USAGE = """\
 usage: photon COMMAND [arguments]
 
   serve    start a server: takes every flag of SGLang's launcher and --photon-* flags
+  batch    a job over many pictures or texts: survives, and resumes
   doctor   check this machine and this installation, one line each
   bench    benchmarks: the scheduler loops side by side
   roofline the floor of a decode step and a prefill on a GPU, from sizes and data sheets
@@ -41,6 +42,12 @@ def _serve(argv: Sequence[str]) -> int:
     return launch_server.main(argv)
 
 
+def _batch(argv: Sequence[str]) -> int:
+    from sglang_photon.batch import command
+
+    return command.main(argv)
+
+
 def _doctor(argv: Sequence[str]) -> int:
     from sglang_photon import doctor
 
@@ -67,6 +74,7 @@ def _version(argv: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
+    "batch": _batch,
     "doctor": _doctor,
     "bench": _bench,
     "roofline": _roofline,
