@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_photon.loop.host import Release
+from sglang_photon.loop.host import Release, Work
 from sglang_photon.upstream.grammars import GrammarDeadlines
 from sglang_photon.upstream.step import Step
 from sglang_photon.upstream.takeover import PenaltyClock
@@ -23,6 +23,7 @@ class SchedulerHost:
 
     def __init__(self, *, scheduler: Any, waiter: SocketWaiter, grammars: GrammarDeadlines) -> None:
         self._scheduler = scheduler
+        self._rows = scheduler.photon_rows
         self._waiter = waiter
         self._grammars = grammars
         self.penalties = PenaltyClock(settled=lambda: not scheduler.result_queue)
@@ -48,8 +49,11 @@ class SchedulerHost:
             return "a chunked prefill is being aborted"
         if scheduler.enable_priority_preemption and scheduler.waiting_queue:
             return "a waiting request may preempt a running one"
-        if scheduler.is_mixed_chunk and self.expects_prefill() and self._any_penalties():
-            return "penalties of rows that a prefill is mixed with"
+        if scheduler.is_mixed_chunk and self.expects_prefill():
+            if self._any_penalties():
+                return "penalties of rows that a prefill is mixed with"
+            if self._rows is not None and self._rows.active:
+                return "rows that a prefill is mixed with"
         return None
 
     def expects_prefill(self) -> bool:
@@ -59,10 +63,14 @@ class SchedulerHost:
             scheduler.waiting_queue and not scheduler.running_batch.batch_is_full
         )
 
-    def plan(self) -> Step | None:
+    def plan(self) -> Work | None:
         """Let SGLang decide the next batch and reserve its rows and pages."""
-        scheduler = self._scheduler
+        scheduler, rows = self._scheduler, self._rows
+        if rows is not None and rows.again():
+            return rows.step(penalties_due=self.penalties.take())
         self._grammars.enforce()
+        if rows is not None and scheduler.is_mixed_chunk and self.expects_prefill():
+            rows.hand_back()
         plan = scheduler.get_next_batch_to_run(
             running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
         )
@@ -73,6 +81,8 @@ class SchedulerHost:
         if batch is None:
             scheduler._sched_idled = True
             return None
+        if rows is not None and rows.is_prepared(batch):
+            return rows.step(penalties_due=penalties_due)
         return Step(scheduler=scheduler, batch=batch, penalties_due=penalties_due)
 
     def rest(self) -> None:

@@ -31,6 +31,8 @@ from sglang_photon.upstream.facts import lane_for, loop_facts, make_slots
 from sglang_photon.upstream.grammars import GrammarDeadlines
 from sglang_photon.upstream.host import SchedulerHost
 from sglang_photon.upstream.inflight import InFlight
+from sglang_photon.upstream.row_batch import RowBatch
+from sglang_photon.upstream.row_facts import rows_fit
 from sglang_photon.upstream.takeover import takeover
 from sglang_photon.upstream.waiting import SocketWaiter
 
@@ -57,6 +59,7 @@ class PhotonScheduler(Scheduler):
     def __init__(self, server_args: Any, port_args: Any) -> None:
         self.photon_config = PhotonConfig.from_environment(os.environ)
         self.photon_loop: PhotonLoop | None = None
+        self.photon_rows: RowBatch | None = None
         super().__init__(server_args, port_args)
         self.photon_choice = self._choose_loop()
 
@@ -96,13 +99,32 @@ class PhotonScheduler(Scheduler):
         if self.photon_loop is not None and not all(
             isinstance(message, OVERLAPPING_MESSAGES) for message in recv_reqs
         ):
-            self.photon_loop.drain()
+            self._come_to_rest()
         super().process_input_requests(recv_reqs)
 
     def update_running_batch(self, batch: Any) -> Any:
-        """Plan a decode; before anything is retracted, everything in flight is committed."""
-        if self._must_settle_before(batch):
+        """Plan a decode: on rows where they fit, else as upstream.
+
+        Before anything is retracted, or goes from rows to upstream's bookkeeping, everything in
+        flight is committed.
+        """
+        rows = self.photon_rows
+        if rows is None:
+            return None if self._must_settle_before(batch) else super().update_running_batch(batch)
+        before = len(batch.reqs)
+        batch.filter_batch(reqs_to_exclude=self._launched_for_their_last_token(batch))
+        if len(batch.reqs) < before:
+            batch.batch_is_full = False
+        if not batch.reqs:
+            return batch
+        reason = self._why_not_on_rows(batch)
+        if reason is None:
+            self.new_token_ratio_tracker.decay_step()
+            return batch
+        if not self.photon_loop.pipeline.is_empty:
+            self.photon_loop.stats.settled[reason] += 1
             return None
+        rows.hand_back()
         return super().update_running_batch(batch)
 
     def pause_generation(self, recv_req: Any) -> None:
@@ -135,12 +157,13 @@ class PhotonScheduler(Scheduler):
 
     def _run_photon_loop(self) -> None:
         channels = self.ipc_channels
+        lane = self.make_lane()
+        self.photon_rows = RowBatch(self) if rows_fit(self) else None
         host = SchedulerHost(
             scheduler=self,
             waiter=SocketWaiter([self.recv_from_tokenizer, channels.recv_from_rpc]),
             grammars=GrammarDeadlines(self.grammar_manager),
         )
-        lane = self.make_lane()
         loop = PhotonLoop(
             host=host,
             lane=lane,
@@ -152,10 +175,34 @@ class PhotonScheduler(Scheduler):
         self.result_queue = InFlight(loop)
         self.enable_skip_finishing_decode = True
         try:
-            with takeover(loop, host.penalties):
+            with takeover(loop, host.penalties, self.photon_rows):
                 loop.run()
+                if self.photon_rows is not None:
+                    self.photon_rows.hand_back()
         finally:
             lane.close()
+
+    def _come_to_rest(self) -> None:
+        """Nothing in flight, and upstream's bookkeeping up to date."""
+        assert self.photon_loop is not None
+        self.photon_loop.drain()
+        if self.photon_rows is not None:
+            self.photon_rows.hand_back()
+
+    def _launched_for_their_last_token(self, batch: Any) -> list[Any]:
+        assert self.photon_rows is not None
+        upstream_knows = self._reqs_finishing_inflight(batch)
+        return [*upstream_knows, *self.photon_rows.finishing(batch)]
+
+    def _why_not_on_rows(self, batch: Any) -> str | None:
+        """Prepare the batch on rows, or say what has to be settled first."""
+        rows = self.photon_rows
+        assert rows is not None
+        if upstream.TEST_RETRACT and self.forward_ct % upstream.TEST_RETRACT_INTERVAL == 0:
+            return "retraction is forced"
+        if not rows.takes(batch):
+            return "a request that does not fit into rows"
+        return None if rows.prepare(batch) else "the KV pool is full"
 
     def _must_settle_before(self, batch: Any) -> bool:
         loop = self.photon_loop

@@ -57,8 +57,10 @@ class SimDevice:
             forward = self._compute_and_wait
         scheduler.tp_worker.forward_batch_generation = forward
 
-    def _compute(self, batch: Any, **_: Any) -> GenerationBatchResult:
-        forward = ForwardBatch.init_new(batch, self._runner, return_hidden_states_before_norm=False)
+    def _compute(self, batch: Any, forward_batch: Any = None, **_: Any) -> GenerationBatchResult:
+        forward = forward_batch or ForwardBatch.init_new(
+            batch, self._runner, return_hidden_states_before_norm=False
+        )
         last = forward.input_ids
         if not forward.forward_mode.is_decode():
             last = forward.seq_lens

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from sglang.srt.environ import envs
 from sglang.srt.managers import schedule_batch, scheduler
@@ -57,14 +57,24 @@ class PenaltyClock:
             self._due = True
 
 
+class Rows(Protocol):
+    """Who keeps rows of requests beside SGLang's bookkeeping."""
+
+    def end(self, req: Any) -> None:
+        """The request has its result."""
+
+    def leave(self, req: Any) -> None:
+        """The request is about to be released."""
+
+
 @contextmanager
-def takeover(loop: PhotonLoop, penalties: PenaltyClock) -> Iterator[None]:
+def takeover(loop: PhotonLoop, penalties: PenaltyClock, rows: Rows | None) -> Iterator[None]:
     """Rebind the functions above for one loop."""
 
     def cumulate_in_time(batch: ScheduleBatch) -> None:
         penalties.cumulate(batch)
 
-    finished = partial(_release_finished, loop)
+    finished = partial(_release_finished, loop, rows)
     with ExitStack() as stack:
         for module, release in (
             (batch_result_processor, finished),
@@ -89,8 +99,17 @@ def _rebound(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def _release_finished(loop: PhotonLoop, req: Any, tree_cache: Any, *, checkpoint: bool) -> None:
-    loop.finalize(req, partial(RELEASE, req, tree_cache, checkpoint=checkpoint))
+def _release_finished(
+    loop: PhotonLoop, rows: Rows | None, req: Any, tree_cache: Any, *, checkpoint: bool
+) -> None:
+    def release() -> None:
+        if rows is not None:
+            rows.leave(req)
+        RELEASE(req, tree_cache, checkpoint=checkpoint)
+
+    if rows is not None:
+        rows.end(req)
+    loop.finalize(req, release)
 
 
 def _release_retracted(loop: PhotonLoop, req: Any, tree_cache: Any, *, checkpoint: bool) -> None:

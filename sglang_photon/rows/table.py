@@ -1,0 +1,103 @@
+"""`RowTable` and `Cohort`: the decode batch as arrays.
+
+SGLang keeps a decode batch as lists and tensors in batch order, rebuilt whenever somebody joins or
+leaves, and walks over the requests several times per step. Here a request keeps one place for life,
+the index of its row in SGLang's request pool, and what a step needs of it is in numpy arrays by
+that index. Who decodes together is a `Cohort`: a list of places. It is replaced when somebody
+joins or leaves, never changed, so a step in flight keeps the one that it was launched with.
+
+What would have to be looked for in every step is counted down instead: a cohort knows how many
+launches are left until a row reaches its length, or runs out of KV slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_photon.rows.ends import EndTable
+
+Places = NDArray[np.int64]
+
+NEVER = np.iinfo(np.int64).max
+
+
+class RowTable:
+    """What is known of each decoding request, by its place.
+
+    Args:
+        places: rows of the request pool.
+        vocab: tokens at or above it are no tokens.
+
+    Attributes:
+        seq_len: (places,) tokens whose keys and values are in the KV pool once every launched step
+            has run.
+        reserved: (places,) positions below this have a KV slot in `req_to_token`.
+        final_len: (places,) `seq_len` at the last launch, if the request ends by length.
+        out_len: (places,) output tokens committed.
+        ask_at: (places,) output tokens at which the request needs a look: its length is reached,
+            or the output streamer is to be asked.
+        delta: (places,) what M-RoPE adds to a position.
+        special: (places,) needs a look after every token.
+        plain: (places,) streams every token and nothing else.
+        ended: (places,) has its result; steps in flight may still compute it.
+        ends: the tokens that may end somebody.
+    """
+
+    def __init__(self, *, places: int, vocab: int) -> None:
+        self.seq_len: Places = np.zeros(places, np.int64)
+        self.reserved: Places = np.zeros(places, np.int64)
+        self.final_len: Places = np.zeros(places, np.int64)
+        self.out_len: Places = np.zeros(places, np.int64)
+        self.ask_at: Places = np.zeros(places, np.int64)
+        self.delta: Places = np.zeros(places, np.int64)
+        self.special: NDArray[np.bool_] = np.zeros(places, np.bool_)
+        self.plain: NDArray[np.bool_] = np.zeros(places, np.bool_)
+        self.ended: NDArray[np.bool_] = np.zeros(places, np.bool_)
+        self.ends = EndTable(vocab=vocab)
+
+
+class Cohort:
+    """Requests that decode together, from the last join or leave to the next.
+
+    Args:
+        table: where their rows are.
+        requests: in batch order, each once.
+        places: (rows,) their places, in the same order.
+
+    Attributes:
+        requests: as a tuple: one object for all steps of the cohort.
+        places: as given.
+        launches_left: until some row has been launched for its last token.
+        kv_left: launches until some row has no KV slot.
+    """
+
+    def __init__(self, *, table: RowTable, requests: Sequence[Any], places: Places) -> None:
+        self._table = table
+        self.requests = tuple(requests)
+        self.places = places
+        self.launches_left = self._countdown(table.final_len)
+        self.kv_left = self._countdown(table.reserved)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def advance(self) -> Places:
+        """Count one launch; the rows' lengths with the token that it computes, (rows,)."""
+        lengths = self._table.seq_len[self.places]
+        lengths += 1
+        self._table.seq_len[self.places] = lengths
+        self.launches_left -= 1
+        self.kv_left -= 1
+        return lengths
+
+    def slots_were_added(self) -> None:
+        """After a reservation for its rows."""
+        self.kv_left = self._countdown(self._table.reserved)
+
+    def _countdown(self, until: Places) -> int:
+        left = until[self.places] - self._table.seq_len[self.places]
+        return int(left.min())
