@@ -73,12 +73,14 @@ class Cohort:
         places: as given.
         launches_left: until some row has been launched for its last token.
         kv_left: launches until some row has no KV slot.
+        retired: SGLang's own bookkeeping has taken over while a step was in flight.
     """
 
     def __init__(self, *, table: RowTable, requests: Sequence[Any], places: Places) -> None:
         self._table = table
         self.requests = tuple(requests)
         self.places = places
+        self.retired = False
         self.launches_left = self._countdown(table.final_len)
         self.kv_left = self._countdown(table.reserved)
 

@@ -49,11 +49,8 @@ class SchedulerHost:
             return "a chunked prefill is being aborted"
         if scheduler.enable_priority_preemption and scheduler.waiting_queue:
             return "a waiting request may preempt a running one"
-        if scheduler.is_mixed_chunk and self.expects_prefill():
-            if self._any_penalties():
-                return "penalties of rows that a prefill is mixed with"
-            if self._rows is not None and self._rows.active:
-                return "rows that a prefill is mixed with"
+        if scheduler.is_mixed_chunk and self.expects_prefill() and self._any_penalties():
+            return "penalties of rows that a prefill is mixed with"
         return None
 
     def expects_prefill(self) -> bool:
@@ -69,8 +66,6 @@ class SchedulerHost:
         if rows is not None and rows.again():
             return rows.step(penalties_due=self.penalties.take())
         self._grammars.enforce()
-        if rows is not None and scheduler.is_mixed_chunk and self.expects_prefill():
-            rows.hand_back()
         plan = scheduler.get_next_batch_to_run(
             running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
         )

@@ -50,14 +50,10 @@ class RowBatch:
         self._joined_at: dict[Any, int] = {}
         self._batch: Any = None
         self._cohort: Cohort | None = None
+        self._launched: Cohort | None = None
         self._forward: CohortForward | None = None
         self._samples_later = False
         self.relay = TokenRelay(scheduler.future_map.output_tokens_buf)
-
-    @property
-    def active(self) -> bool:
-        """Whether SGLang's own bookkeeping lags behind."""
-        return bool(self._members)
 
     def again(self) -> bool:
         """Prepare the same step once more, if nobody came, left, waits, or needs a KV slot."""
@@ -115,6 +111,7 @@ class RowBatch:
         """The step that was prepared."""
         assert self._cohort is not None
         assert self._forward is not None
+        self._launched = self._cohort
         return RowStep(
             scheduler=self._scheduler,
             cohort=self._cohort,
@@ -143,29 +140,44 @@ class RowBatch:
 
     def end(self, req: Any) -> None:
         """A request has its result; its place is its own until it is released."""
-        place = self._members.get(req)
-        if place is not None:
-            self._table.ended[place] = True
+        if req.kv.req_pool_idx is not None:
+            self._table.ended[req.kv.req_pool_idx] = True
+        if req in self._members:
             self._cohort = None
 
     def leave(self, req: Any) -> None:
         """A request is about to be released: its spare slots go back first."""
+        self._committer.forget(req)
         place = self._members.pop(req, None)
         if place is not None:
             self._give_back(req, place)
 
-    def hand_back(self) -> None:
-        """Leave the fast path, with nothing in flight: SGLang's bookkeeping is as it would be."""
-        self._cohort = self._batch = self._forward = None
+    def withdraw(self, req: Any) -> None:
+        """A request goes back to the queue; nothing in flight refers to it."""
+        place = self._members.get(req)
+        if place is not None:
+            self._cohort = None
+            self._catch_up(req, place)
+            self.leave(req)
+
+    def hand_back(self, batch: Any) -> None:
+        """Leave the fast path: SGLang's own bookkeeping is as it would be.
+
+        A step that is in flight is still committed on its rows; it tells SGLang's streamer what it
+        has sent.
+
+        Args:
+            batch: the running batch, whose tensors are brought up to date.
+        """
         if not self._members:
             return
-        table = self._table
-        for req, place in self._members.items():
-            if table.plain[place]:
-                self._stream.catch_up(req, sent=int(table.out_len[place]))
-        self._sync(self._scheduler.running_batch)
+        self._cohort = None
+        if self._launched is not None:
+            self._launched.retired = True
+        self._sync(batch)
         self._allocator.free_group_begin()
         for req, place in self._members.items():
+            self._catch_up(req, place)
             self._give_back(req, place)
         self._allocator.free_group_end()
         self._members.clear()
@@ -173,6 +185,10 @@ class RowBatch:
     def _is_closed(self, running: Any) -> bool:
         """Whether nobody who waits can be admitted."""
         return running.batch_is_full and not self._scheduler.enable_priority_preemption
+
+    def _catch_up(self, req: Any, place: int) -> None:
+        if self._table.plain[place] and not self._table.ended[place]:
+            self._stream.catch_up(req, sent=int(self._table.out_len[place]))
 
     def _count_penalties(self, batch: Any) -> None:
         if batch.sampling_info.penalizer_orchestrator.is_required:
@@ -256,7 +272,6 @@ class RowBatch:
         length = int(self._table.seq_len[place])
         req.kv.kv_committed_len = req.kv.kv_allocated_len = length
         req.decode_batch_idx += length - self._joined_at.pop(req)
-        self._committer.forget(req)
         start = -(-length // self._page) * self._page
         end = int(self._table.reserved[place])
         if end > start:

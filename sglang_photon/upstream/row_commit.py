@@ -205,6 +205,10 @@ class Committer:
         self._stream.send(
             PackedTokens(rids=rids, header=header, tokens=tokens[rows], counts=counts[rows])
         )
+        if cohort.retired:
+            original = rows if live is None else live[rows]
+            for row, count in zip(original.tolist(), counts[rows].tolist(), strict=True):
+                self._stream.catch_up(cohort.requests[row], sent=count)
 
     def _ask(
         self, requests: Sequence[Any], looked: NDArray[np.intp], places: Places, batch: Any

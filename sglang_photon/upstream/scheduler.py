@@ -117,15 +117,12 @@ class PhotonScheduler(Scheduler):
             batch.batch_is_full = False
         if not batch.reqs:
             return batch
-        reason = self._why_not_on_rows(batch)
-        if reason is None:
+        forced = upstream.TEST_RETRACT and self.forward_ct % upstream.TEST_RETRACT_INTERVAL == 0
+        if rows.takes(batch) and not forced and rows.prepare(batch):
             self.new_token_ratio_tracker.decay_step()
             return batch
-        if not self.photon_loop.pipeline.is_empty:
-            self.photon_loop.stats.settled[reason] += 1
-            return None
-        rows.hand_back()
-        return super().update_running_batch(batch)
+        rows.hand_back(batch)
+        return None if self._must_settle_before(batch) else super().update_running_batch(batch)
 
     def pause_generation(self, recv_req: Any) -> None:
         """Pause with nothing in flight, as the blocking loop would."""
@@ -178,7 +175,7 @@ class PhotonScheduler(Scheduler):
             with takeover(loop, host.penalties, self.photon_rows):
                 loop.run()
                 if self.photon_rows is not None:
-                    self.photon_rows.hand_back()
+                    self.photon_rows.hand_back(self.running_batch)
         finally:
             lane.close()
 
@@ -187,22 +184,12 @@ class PhotonScheduler(Scheduler):
         assert self.photon_loop is not None
         self.photon_loop.drain()
         if self.photon_rows is not None:
-            self.photon_rows.hand_back()
+            self.photon_rows.hand_back(self.running_batch)
 
     def _launched_for_their_last_token(self, batch: Any) -> list[Any]:
         assert self.photon_rows is not None
         upstream_knows = self._reqs_finishing_inflight(batch)
         return [*upstream_knows, *self.photon_rows.finishing(batch)]
-
-    def _why_not_on_rows(self, batch: Any) -> str | None:
-        """Prepare the batch on rows, or say what has to be settled first."""
-        rows = self.photon_rows
-        assert rows is not None
-        if upstream.TEST_RETRACT and self.forward_ct % upstream.TEST_RETRACT_INTERVAL == 0:
-            return "retraction is forced"
-        if not rows.takes(batch):
-            return "a request that does not fit into rows"
-        return None if rows.prepare(batch) else "the KV pool is full"
 
     def _must_settle_before(self, batch: Any) -> bool:
         loop = self.photon_loop

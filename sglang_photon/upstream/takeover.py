@@ -1,6 +1,6 @@
 """What the two-slot loop changes in SGLang's modules while it runs, and puts back afterwards.
 
-Three functions of SGLang assume that a step is over when its result is processed. They are module
+Functions of SGLang assume that a step is over when its result is processed. They are module
 globals that no subclass can reach, so they are rebound, for as long as the loop runs:
 
 - `release_kv_cache` frees a row at once. A zombie still writes to it: it is released when its last
@@ -8,6 +8,9 @@ globals that no subclass can reach, so they are rebound, for as long as the loop
 - `ScheduleBatch.cumulate_penalty_output_tokens` counts the newest token on the host while that
   token is in flight, so it counts the one before, and the prompt's last token once. It waits until
   the newest token is known.
+- `ScheduleBatch.prepare_for_decode` reads KV lengths, which lag behind while requests are rows. It
+  is called for batches that are not, and, with mixed chunks, in the middle of a plan for some that
+  are: their rows are handed back first.
 - `SGLANG_ENABLE_DELAY_SAMPLE` asks the model worker to leave sampling to its caller.
 """
 
@@ -31,6 +34,9 @@ RELEASE = release_kv_cache
 
 CUMULATE = ScheduleBatch.cumulate_penalty_output_tokens
 """Upstream's own, which counts each request's newest token on the host."""
+
+PREPARE = ScheduleBatch.prepare_for_decode
+"""Upstream's own, which gives each request of a batch one more KV slot."""
 
 
 class PenaltyClock:
@@ -66,6 +72,12 @@ class Rows(Protocol):
     def leave(self, req: Any) -> None:
         """The request is about to be released."""
 
+    def withdraw(self, req: Any) -> None:
+        """The request is about to be released without a result."""
+
+    def hand_back(self, batch: Any) -> None:
+        """The batch is about to be prepared by SGLang's own code."""
+
 
 @contextmanager
 def takeover(loop: PhotonLoop, penalties: PenaltyClock, rows: Rows | None) -> Iterator[None]:
@@ -79,12 +91,16 @@ def takeover(loop: PhotonLoop, penalties: PenaltyClock, rows: Rows | None) -> It
         for module, release in (
             (batch_result_processor, finished),
             (scheduler, finished),
-            (schedule_batch, partial(_release_retracted, loop)),
+            (schedule_batch, partial(_release_retracted, loop, rows)),
         ):
             stack.enter_context(_rebound(module, "release_kv_cache", release))
         stack.enter_context(
             _rebound(ScheduleBatch, "cumulate_penalty_output_tokens", cumulate_in_time)
         )
+        if rows is not None:
+            stack.enter_context(
+                _rebound(ScheduleBatch, "prepare_for_decode", _preparing_after(rows))
+            )
         stack.enter_context(envs.SGLANG_ENABLE_DELAY_SAMPLE.override(True))
         yield
 
@@ -97,6 +113,14 @@ def _rebound(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+def _preparing_after(rows: Rows) -> Callable[[ScheduleBatch], None]:
+    def prepare_for_decode(batch: ScheduleBatch) -> None:
+        rows.hand_back(batch)
+        PREPARE(batch)
+
+    return prepare_for_decode
 
 
 def _release_finished(
@@ -112,6 +136,10 @@ def _release_finished(
     loop.finalize(req, release)
 
 
-def _release_retracted(loop: PhotonLoop, req: Any, tree_cache: Any, *, checkpoint: bool) -> None:
+def _release_retracted(
+    loop: PhotonLoop, rows: Rows | None, req: Any, tree_cache: Any, *, checkpoint: bool
+) -> None:
     loop.withdraw(req)
+    if rows is not None:
+        rows.withdraw(req)
     RELEASE(req, tree_cache, checkpoint=checkpoint)
