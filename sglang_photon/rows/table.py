@@ -38,8 +38,8 @@ class RowTable:
         reserved: (places,) positions below this have a KV slot in `req_to_token`.
         final_len: (places,) `seq_len` at the last launch, if the request ends by length.
         out_len: (places,) output tokens committed.
-        ask_at: (places,) output tokens at which the request needs a look: its length is reached,
-            or the output streamer is to be asked.
+        limit: (places,) output tokens at which it ends by length.
+        ask_at: (places,) output tokens at which something is due: its end by length, or a chunk.
         delta: (places,) what M-RoPE adds to a position.
         special: (places,) needs a look after every token.
         plain: (places,) streams every token and nothing else.
@@ -52,6 +52,7 @@ class RowTable:
         self.reserved: Places = np.zeros(places, np.int64)
         self.final_len: Places = np.zeros(places, np.int64)
         self.out_len: Places = np.zeros(places, np.int64)
+        self.limit: Places = np.zeros(places, np.int64)
         self.ask_at: Places = np.zeros(places, np.int64)
         self.delta: Places = np.zeros(places, np.int64)
         self.special: NDArray[np.bool_] = np.zeros(places, np.bool_)

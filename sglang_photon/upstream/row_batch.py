@@ -159,6 +159,8 @@ class RowBatch:
             self._cohort = None
             self._catch_up(req, place)
             self.leave(req)
+        # It has been retracted once more than its chunks say.
+        self._stream.forget(req)
 
     def hand_back(self, batch: Any) -> None:
         """Leave the fast path: SGLang's own bookkeeping is as it would be.

@@ -87,7 +87,9 @@ class Committer:
         counts += 1
         table.out_len[places] = counts
         looks = table.ends.hits(tokens)
-        looks |= counts >= table.ask_at[places]
+        due = counts >= table.ask_at[places]
+        if due.any():
+            looks |= counts >= table.limit[places]
         values = tokens.tolist()
         if live is None:
             for append, token in zip(view.appends, values, strict=True):
@@ -104,7 +106,7 @@ class Committer:
         looked = np.flatnonzero(looks)
         ended = self._look(cohort, batch, result, requests, looked, live, values)
         self._send(view, cohort, places, tokens, counts, live)
-        self._ask(requests, looked, places, batch)
+        self._ask(requests, np.flatnonzero(looks | due), places, batch)
         if ended:
             self._scheduler._maybe_clear_mm_inputs(SimpleNamespace(reqs=ended))
 
@@ -118,6 +120,7 @@ class Committer:
             plain = not table.special[place] and self._stream.is_plain(req)
             table.out_len[place] = committed
             table.plain[place] = plain
+            table.limit[place] = req.sampling_params.max_new_tokens
             table.ask_at[place] = next_look(req, committed=committed, plain=plain)
 
     def _view(self, cohort: Cohort) -> _View:

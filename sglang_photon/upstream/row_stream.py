@@ -104,6 +104,11 @@ def unpack(header: bytes, tokens: bytes, counts: bytes) -> BatchTokenIDOutput:
     )
 
 
+def _repeated(output: BatchTokenIDOutput, index: int) -> list[Any]:
+    columns = (getattr(output, name) for name in REPEATED)
+    return [None if column is None else column[index] for column in columns]
+
+
 class _Tap:
     """SGLang's sender, which notes the columns of chunks that pass."""
 
@@ -113,14 +118,12 @@ class _Tap:
 
     def send_output(self, output: Any, recv_obj: Any = None) -> None:
         """As `SenderWrapper.send_output`."""
-        if isinstance(output, BatchTokenIDOutput) and output.rids:
-            columns = [getattr(output, name) for name in REPEATED]
+        if isinstance(output, BatchTokenIDOutput):
             for index, rid in enumerate(output.rids):
                 if output.finished_reasons[index] is not None:
                     self._notes.pop(rid, None)
-                else:
-                    row = [None if column is None else column[index] for column in columns]
-                    self._notes[rid] = wire.pack_row(row)
+                elif rid not in self._notes and len(output.output_ids[index]) == 1:
+                    self._notes[rid] = wire.pack_row(_repeated(output, index))
         self._sender.send_output(output, recv_obj)
 
     def __getattr__(self, name: str) -> Any:
@@ -146,6 +149,10 @@ class RowStream:
     def is_plain(self, req: Any) -> bool:
         """Whether the request streams every token, and has streamed one."""
         return req.rid in self._notes and stream_interval(req) == 1
+
+    def forget(self, req: Any) -> None:
+        """What was noted of the request is no longer true."""
+        self._notes.pop(req.rid, None)
 
     def header(self, reqs: Sequence[Any]) -> bytes:
         """What repeats of these requests, all of them plain."""
