@@ -72,6 +72,8 @@ class Cohort:
     Attributes:
         requests: as a tuple: one object for all steps of the cohort.
         places: as given.
+        lengths: (rows,) their `seq_len` before the first launch.
+        launches: so far.
         launches_left: until some row has been launched for its last token.
         kv_left: launches until some row has no KV slot.
         retired: SGLang's own bookkeeping has taken over while a step was in flight.
@@ -79,28 +81,32 @@ class Cohort:
 
     def __init__(self, *, table: RowTable, requests: Sequence[Any], places: Places) -> None:
         self._table = table
+        self._settled = 0
         self.requests = tuple(requests)
         self.places = places
+        self.lengths: Places = table.seq_len[places]
+        self.launches = 0
+        self.launches_left = int((table.final_len[places] - self.lengths).min())
+        self.kv_left = int((table.reserved[places] - self.lengths).min())
         self.retired = False
-        self.launches_left = self._countdown(table.final_len)
-        self.kv_left = self._countdown(table.reserved)
 
     def __len__(self) -> int:
         return len(self.requests)
 
-    def advance(self) -> Places:
-        """Count one launch; the rows' lengths with the token that it computes, (rows,)."""
-        lengths = self._table.seq_len[self.places]
-        lengths += 1
-        self._table.seq_len[self.places] = lengths
+    def launch(self) -> int:
+        """Count one launch; the number of launches so far."""
+        self.launches += 1
         self.launches_left -= 1
         self.kv_left -= 1
-        return lengths
+        return self.launches
+
+    def settle(self) -> None:
+        """Write the launches into the table: before anybody reads or changes a row."""
+        if self.launches > self._settled:
+            self._table.seq_len[self.places] += self.launches - self._settled
+            self._settled = self.launches
 
     def slots_were_added(self) -> None:
-        """After a reservation for its rows."""
-        self.kv_left = self._countdown(self._table.reserved)
-
-    def _countdown(self, until: Places) -> int:
-        left = until[self.places] - self._table.seq_len[self.places]
-        return int(left.min())
+        """After a reservation for its rows, with launches settled."""
+        left = self._table.reserved[self.places] - self._table.seq_len[self.places]
+        self.kv_left = int(left.min())

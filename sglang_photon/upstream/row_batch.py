@@ -128,9 +128,14 @@ class RowBatch:
             cohort=step.cohort, batch=step.batch, result=result, tokens=tokens, zombies=zombies
         )
 
+    def messages_arrived(self) -> None:
+        """Somebody may have been told to stop."""
+        self._committer.abort_is_possible = True
+
     def finishing(self, batch: Any) -> list[Any]:
         """Requests that have been launched for their last token, as their length says."""
         table, members = self._table, self._members
+        self._settle()
         return [
             req
             for req in batch.reqs
@@ -150,6 +155,7 @@ class RowBatch:
         self._committer.forget(req)
         place = self._members.pop(req, None)
         if place is not None:
+            self._settle()
             self._give_back(req, place)
 
     def withdraw(self, req: Any) -> None:
@@ -157,6 +163,7 @@ class RowBatch:
         place = self._members.get(req)
         if place is not None:
             self._cohort = None
+            self._committer.settle()
             self._catch_up(req, place)
             self.leave(req)
         # It has been retracted once more than its chunks say.
@@ -176,6 +183,8 @@ class RowBatch:
         self._cohort = None
         if self._launched is not None:
             self._launched.retired = True
+        self._settle()
+        self._committer.settle()
         self._sync(batch)
         self._allocator.free_group_begin()
         for req, place in self._members.items():
@@ -188,6 +197,11 @@ class RowBatch:
         """Whether nobody who waits can be admitted."""
         return running.batch_is_full and not self._scheduler.enable_priority_preemption
 
+    def _settle(self) -> None:
+        """Write down the launches of the cohort that was launched last."""
+        if self._launched is not None:
+            self._launched.settle()
+
     def _catch_up(self, req: Any, place: int) -> None:
         if self._table.plain[place] and not self._table.ended[place]:
             self._stream.catch_up(req, sent=int(self._table.out_len[place]))
@@ -197,6 +211,7 @@ class RowBatch:
             batch.cumulate_penalty_output_tokens()
 
     def _compose(self, batch: Any) -> Cohort:
+        self._settle()
         members = self._members
         new = [index for index, req in enumerate(batch.reqs) if req not in members]
         if new:
@@ -242,6 +257,7 @@ class RowBatch:
 
     def _reserve(self, cohort: Cohort) -> bool:
         """KV slots for the cohort's next steps; False if not even one step has room."""
+        cohort.settle()
         free = self._allocator.available_size()
         steps = steps_for(free=free, rows=len(cohort), page_size=self._page)
         need = self._demand(cohort, steps)

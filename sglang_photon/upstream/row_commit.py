@@ -23,14 +23,45 @@ TO_FINISH = attrgetter("to_finish")
 
 
 class _View:
-    """A cohort as its commits read it; made at the first, when every row's start is known."""
+    """A cohort as its commits read it.
+
+    Attributes:
+        appends: for each row, what takes its new token.
+        special: some row needs a look after every token.
+        plain: the rows that stream every token, and what their chunks repeat.
+        counts: (plain rows,) their output tokens.
+        quiet: commits until something is due.
+    """
 
     def __init__(self, cohort: Cohort, table: RowTable) -> None:
+        places = cohort.places
+        self._table = table
+        self._unsettled = 0
+        self.cohort = cohort
         self.appends = [req.output_ids.append for req in cohort.requests]
-        self.special = np.flatnonzero(table.special[cohort.places])
-        self.plain = np.flatnonzero(table.plain[cohort.places])
-        self.header: bytes | None = None
-        self.plain_rids: tuple[str, ...] = ()
+        self.special = bool(table.special[places].any())
+        self.plain = np.flatnonzero(table.plain[places])
+        self.counts: Places = table.out_len[places[self.plain]]
+        self.header = b""
+        self.rids: tuple[str, ...] = ()
+        self.quiet = 0
+        self.look_ahead()
+
+    def count(self) -> None:
+        """One more token for every row."""
+        self._unsettled += 1
+        self.quiet -= 1
+
+    def settle(self) -> None:
+        """Write the tokens so far into the table."""
+        if self._unsettled:
+            self._table.out_len[self.cohort.places] += self._unsettled
+            self._unsettled = 0
+
+    def look_ahead(self) -> None:
+        """Find out how long nothing will be due; with everything settled."""
+        places = self.cohort.places
+        self.quiet = int((self._table.ask_at[places] - self._table.out_len[places]).min())
 
 
 class Committer:
@@ -48,7 +79,8 @@ class Committer:
         self._stream = stream
         self._processor = scheduler.batch_result_processor
         self._fresh: dict[Any, int] = {}
-        self._views: tuple[Cohort | None, _View | None] = (None, None)
+        self._view: _View | None = None
+        self.abort_is_possible = False
 
     def expect(self, req: Any, place: int) -> None:
         """The request joins: where it stands is read when its first decode step is committed."""
@@ -57,6 +89,11 @@ class Committer:
     def forget(self, req: Any) -> None:
         """The request leaves."""
         self._fresh.pop(req, None)
+
+    def settle(self) -> None:
+        """Write the tokens so far into the table: before anybody reads it."""
+        if self._view is not None:
+            self._view.settle()
 
     def commit(
         self,
@@ -76,43 +113,28 @@ class Committer:
             tokens: (rows,) what was sampled.
             zombies: rows that had ended before.
         """
-        if self._fresh:
-            self._start(cohort)
-        view = self._view(cohort)
-        table, places = self._table, cohort.places
-        live = np.flatnonzero(~table.ended[places]) if zombies else None
-        if live is not None:
-            places, tokens = places[live], tokens[live]
-        counts = table.out_len[places]
-        counts += 1
-        table.out_len[places] = counts
-        looks = table.ends.hits(tokens)
-        due = counts >= table.ask_at[places]
-        if due.any():
-            looks |= counts >= table.limit[places]
-        values = tokens.tolist()
-        if live is None:
-            for append, token in zip(view.appends, values, strict=True):
-                append(token)
-            looks[view.special] = True
-            requests: Sequence[Any] = cohort.requests
-        else:
-            for index, token in zip(live.tolist(), values, strict=True):
-                view.appends[index](token)
-            looks |= table.special[places]
-            requests = [cohort.requests[index] for index in live.tolist()]
-        if any(map(TO_FINISH, requests)):
-            looks |= np.fromiter(map(bool, map(TO_FINISH, requests)), np.bool_, len(requests))
-        looked = np.flatnonzero(looks)
-        ended = self._look(cohort, batch, result, requests, looked, live, values)
-        self._send(view, cohort, places, tokens, counts, live)
-        self._ask(requests, np.flatnonzero(looks | due), places, batch)
-        if ended:
-            self._scheduler._maybe_clear_mm_inputs(SimpleNamespace(reqs=ended))
+        view = self._view
+        if view is None or view.cohort is not cohort:
+            view = self._open(cohort)
+        care = view.special or cohort.retired or self.abort_is_possible
+        if care or zombies or view.quiet <= 1:
+            self._commit_with_care(view, batch, result, tokens, zombies=zombies)
+            return
+        hits = self._table.ends.hits(tokens)
+        if hits.any():
+            self._commit_with_care(view, batch, result, tokens, zombies=0)
+            return
+        view.count()
+        for append, token in zip(view.appends, tokens.tolist(), strict=True):
+            append(token)
+        if len(view.plain):
+            view.counts += 1
+            self._send(view, tokens)
 
-    def _start(self, cohort: Cohort) -> None:
+    def _open(self, cohort: Cohort) -> _View:
+        self.settle()
         table = self._table
-        for req in cohort.requests:
+        for req in cohort.requests if self._fresh else ():
             place = self._fresh.pop(req, None)
             if place is None:
                 continue
@@ -122,38 +144,53 @@ class Committer:
             table.plain[place] = plain
             table.limit[place] = req.sampling_params.max_new_tokens
             table.ask_at[place] = next_look(req, committed=committed, plain=plain)
+        self._view = _View(cohort, table)
+        return self._view
 
-    def _view(self, cohort: Cohort) -> _View:
-        known, view = self._views
-        if known is not cohort or view is None:
-            view = _View(cohort, self._table)
-            self._views = (cohort, view)
-        return view
+    def _commit_with_care(
+        self, view: _View, batch: Any, result: Any, tokens: NDArray[np.int64], *, zombies: int
+    ) -> None:
+        """A step in which some row may end, owes a chunk, is special, or had ended before."""
+        view.settle()
+        cohort, table = view.cohort, self._table
+        live = np.arange(len(cohort))
+        if zombies:
+            live = np.flatnonzero(~table.ended[cohort.places])
+        rows = live.tolist()
+        places, tokens = cohort.places[live], tokens[live]
+        requests = [cohort.requests[row] for row in rows]
+        values = tokens.tolist()
+        for row, token in zip(rows, values, strict=True):
+            view.appends[row](token)
+        counts = table.out_len[places] + 1
+        table.out_len[places] = counts
+        looks = table.ends.hits(tokens) | table.special[places] | (counts >= table.limit[places])
+        looks |= np.fromiter(map(bool, map(TO_FINISH, requests)), np.bool_, len(requests))
+        due = looks | (counts >= table.ask_at[places])
+        looked = np.flatnonzero(looks).tolist()
+        self._look(batch, result, [(rows[i], requests[i], values[i]) for i in looked], values)
+        self._stream_with_care(view, batch, live, np.flatnonzero(due), tokens)
+        self.abort_is_possible = False
+        view.counts = table.out_len[cohort.places[view.plain]]
+        view.look_ahead()
 
     def _look(
         self,
-        cohort: Cohort,
         batch: Any,
         result: Any,
-        requests: Sequence[Any],
-        looked: NDArray[np.intp],
-        live: NDArray[np.intp] | None,
+        looked: Sequence[tuple[int, Any, int]],
         values: list[int],
-    ) -> list[Any]:
-        """SGLang's own handling of one new token, for the rows that need it; who ended."""
-        if not len(looked):
-            return []
-        processor = self._processor
-        logits = result.logits_output
+    ) -> None:
+        """SGLang's own handling of one new token, for (row, request, token) that need it."""
+        processor, logits = self._processor, result.logits_output
         logprobs = None
         if batch.return_logprob:
             _, logprobs = processor._normalize_decode_outputs(
                 batch=batch, result=result, logits_output=logits, next_token_ids=values
             )
         ended = []
-        for index in looked.tolist():
-            req, token = requests[index], [values[index]]
-            row = index if live is None else int(live[index])
+        for row, req, value in looked:
+            token = [value]
             req.time_stats.set_last_decode_finish_time()
             processor._maybe_update_reasoning_tokens(req, token)
             req.update_finish_state(1)
@@ -176,53 +213,49 @@ class Committer:
                 req.grammar.finished = req.finished()
             if req.finished():
                 ended.append(req)
-        return ended
+        if ended:
+            self._scheduler._maybe_clear_mm_inputs(SimpleNamespace(reqs=ended))
 
-    def _send(
+    def _send(self, view: _View, tokens: NDArray[np.int64]) -> None:
+        """One packed message for all rows that stream every token."""
+        if not view.header:
+            reqs = [view.cohort.requests[row] for row in view.plain.tolist()]
+            view.header = self._stream.header(reqs)
+            view.rids = tuple(req.rid for req in reqs)
+        self._stream.send(
+            PackedTokens(
+                rids=view.rids, header=view.header, tokens=tokens[view.plain], counts=view.counts
+            )
+        )
+
+    def _stream_with_care(
         self,
         view: _View,
-        cohort: Cohort,
-        places: Places,
+        batch: Any,
+        live: NDArray[np.intp],
+        due: NDArray[np.intp],
         tokens: NDArray[np.int64],
-        counts: NDArray[np.int64],
-        live: NDArray[np.intp] | None,
     ) -> None:
-        """One packed message for the rows that stream every token and have not ended."""
-        table = self._table
-        if live is None and not table.ended[places].any():
-            rows = view.plain
-            if not len(rows):
-                return
-            if view.header is None:
-                reqs = [cohort.requests[row] for row in rows.tolist()]
-                view.header = self._stream.header(reqs)
-                view.plain_rids = tuple(req.rid for req in reqs)
-            header, rids = view.header, view.plain_rids
-        else:
-            rows = np.flatnonzero(table.plain[places] & ~table.ended[places])
-            if not len(rows):
-                return
-            original = rows if live is None else live[rows]
-            reqs = [cohort.requests[row] for row in original.tolist()]
-            header, rids = self._stream.header(reqs), tuple(req.rid for req in reqs)
-        self._stream.send(
-            PackedTokens(rids=rids, header=header, tokens=tokens[rows], counts=counts[rows])
-        )
-        if cohort.retired:
-            original = rows if live is None else live[rows]
-            for row, count in zip(original.tolist(), counts[rows].tolist(), strict=True):
-                self._stream.catch_up(cohort.requests[row], sent=count)
-
-    def _ask(
-        self, requests: Sequence[Any], looked: NDArray[np.intp], places: Places, batch: Any
-    ) -> None:
-        """SGLang's streamer for everybody else who has something to say."""
-        table = self._table
-        asked = [
-            (requests[index], places[index])
-            for index in looked.tolist()
-            if not table.plain[places[index]] or requests[index].finished()
-        ]
+        """Packed chunks of those who go on; SGLang's streamer for everybody else who is due."""
+        cohort, table = view.cohort, self._table
+        places = cohort.places[live]
+        going_on = table.plain[places] & ~table.ended[places]
+        picked = np.flatnonzero(going_on)
+        if len(picked):
+            reqs = [cohort.requests[row] for row in live[picked].tolist()]
+            counts = table.out_len[places[picked]]
+            self._stream.send(
+                PackedTokens(
+                    rids=tuple(req.rid for req in reqs),
+                    header=self._stream.header(reqs),
+                    tokens=tokens[picked],
+                    counts=counts,
+                )
+            )
+            if cohort.retired:
+                for req, count in zip(reqs, counts.tolist(), strict=True):
+                    self._stream.catch_up(req, sent=count)
+        asked = [(cohort.requests[live[i]], places[i]) for i in due.tolist() if not going_on[i]]
         if not asked:
             return
         for req, place in asked:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 from sglang_photon.rows.table import Cohort, Places
@@ -55,6 +57,29 @@ class TokenRelay:
             self._newest = None
 
 
+@dataclass(slots=True)
+class _Prepared:
+    """One slot as a cohort uses it.
+
+    Attributes:
+        staged: (6, rows) in host memory.
+        launches: of the cohort, when it was staged last.
+        inputs: the same on the device; None where host and device are one.
+        cells: (rows,) its row of flat indices into `req_to_token`.
+        kv_slots: (rows,) where the KV slots go.
+        input_ids: (rows,) where the input tokens may go.
+        fields: of the slot's `ForwardBatch`; None if it has to be built for every step.
+    """
+
+    staged: NDArray[np.int64]
+    launches: int
+    inputs: tuple[torch.Tensor, torch.Tensor] | None
+    cells: torch.Tensor
+    kv_slots: torch.Tensor
+    input_ids: torch.Tensor
+    fields: dict[str, Any] | None
+
+
 class CohortForward:
     """What forwards of one cohort have in common.
 
@@ -76,30 +101,31 @@ class CohortForward:
         self._runner = scheduler.tp_worker.model_runner
         self._worker = scheduler.model_worker
         self._cells = scheduler.req_to_token_pool.req_to_token.view(-1)
+        self._cohort = cohort
         self._rows = len(cohort)
+        self._total = int(cohort.lengths.sum())
         self._first_cells = cohort.places * width
         self._deltas = deltas
         self._has_mrope = self._runner.model_config.model_is_mrope
         self._per_step = self._runner.lora_manager is not None
-        self._templates: dict[int, dict[str, Any]] = {}
-        self._staged: dict[int, Any] = {}
+        self._prepared: dict[int, _Prepared] = {}
         self.places = batch.req_pool_indices
         self.batch = self._freeze(batch)
 
-    def stage(self, slot: DecodeSlot, lengths: Places) -> None:
-        """Host: write a step's lengths, (rows,), into its slot."""
-        staged = self._staged.get(slot.index)
-        if staged is None:
-            used = slot.staged[: STAGED_ROWS * self._rows]
-            staged = self._staged[slot.index] = used.numpy().reshape(STAGED_ROWS, self._rows)
-        staged[LENGTHS] = lengths
-        positions = staged[POSITIONS]
-        np.subtract(lengths, 1, out=positions)
-        np.add(positions, self._first_cells, out=staged[CELLS])
-        if self._has_mrope:
-            np.add(positions, self._deltas, out=staged[MROPE])
-        if not self._per_step and slot.index not in self._templates:
-            self._templates[slot.index] = self._build(slot).__dict__
+    def stage(self, slot: DecodeSlot) -> int:
+        """Host: count a launch, and write what it reads of the rows into its slot.
+
+        Returns:
+            The sum of the rows' lengths.
+        """
+        launches = self._cohort.launch()
+        prepared = self._prepared.get(slot.index)
+        if prepared is None:
+            prepared = self._prepared[slot.index] = self._prepare(slot)
+        # Whatever is staged grows by one with every launch: lengths, positions, cells.
+        prepared.staged += launches - prepared.launches
+        prepared.launches = launches
+        return self._total + launches * self._rows
 
     def run_on_lane(self, slot: DecodeSlot, relay: TokenRelay, *, total: int) -> Any:
         """Forward, without sampling.
@@ -107,25 +133,37 @@ class CohortForward:
         Args:
             slot: the step's, staged.
             relay: where the input tokens come from.
-            total: the sum of the staged lengths.
+            total: what `stage` returned.
         """
-        count = STAGED_ROWS * self._rows
-        if slot.inputs is not slot.staged:
-            slot.inputs[:count].copy_(slot.staged[:count], non_blocking=True)
-        cells = slot.inputs[:count].view(STAGED_ROWS, self._rows)[CELLS]
-        slot.kv_slots[: self._rows].copy_(self._cells.take(cells))
-        tokens = relay.take_on_lane(self, slot.input_ids[: self._rows])
-        forward_batch = self._fresh(slot)
-        forward_batch.input_ids = tokens
+        prepared = self._prepared[slot.index]
+        if prepared.inputs is not None:
+            device, host = prepared.inputs
+            device.copy_(host, non_blocking=True)
+        prepared.kv_slots.copy_(self._cells.take(prepared.cells))
+        forward_batch = ForwardBatch.__new__(ForwardBatch)
+        fields = self._build(slot).__dict__ if prepared.fields is None else prepared.fields
+        forward_batch.__dict__.update(fields)
+        forward_batch.input_ids = relay.take_on_lane(self, prepared.input_ids)
         forward_batch.seq_lens_sum = total
         return self._worker.forward_batch_generation(None, forward_batch=forward_batch)
 
-    def _fresh(self, slot: DecodeSlot) -> ForwardBatch:
-        if self._per_step:
-            return self._build(slot)
-        forward_batch = ForwardBatch.__new__(ForwardBatch)
-        forward_batch.__dict__.update(self._templates[slot.index])
-        return forward_batch
+    def _prepare(self, slot: DecodeSlot) -> _Prepared:
+        rows, count = self._rows, STAGED_ROWS * self._rows
+        staged = slot.staged[:count].numpy().reshape(STAGED_ROWS, rows)
+        staged[LENGTHS] = self._cohort.lengths
+        staged[POSITIONS] = self._cohort.lengths - 1
+        staged[CELLS] = staged[POSITIONS] + self._first_cells
+        staged[MROPE] = staged[POSITIONS] + self._deltas
+        one = slot.inputs is slot.staged
+        return _Prepared(
+            staged=staged,
+            launches=0,
+            inputs=None if one else (slot.inputs[:count], slot.staged[:count]),
+            cells=slot.inputs[:count].view(STAGED_ROWS, rows)[CELLS],
+            kv_slots=slot.kv_slots[:rows],
+            input_ids=slot.input_ids[:rows],
+            fields=None if self._per_step else self._build(slot).__dict__,
+        )
 
     def _build(self, slot: DecodeSlot) -> ForwardBatch:
         """SGLang's own construction, over the slot's buffers."""

@@ -64,10 +64,8 @@ class RowStep:
 
     def stage(self, slot: DecodeSlot) -> None:
         """Count the launch; write what it reads into its slot."""
-        lengths = self.cohort.advance()
-        self._total = int(lengths.sum())
         self._slot = slot
-        self._forward.stage(slot, lengths)
+        self._total = self._forward.stage(slot)
 
     def forward(self) -> None:
         """Run the model; sample as well, unless the sampling has to wait."""

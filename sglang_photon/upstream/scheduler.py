@@ -100,6 +100,8 @@ class PhotonScheduler(Scheduler):
             isinstance(message, OVERLAPPING_MESSAGES) for message in recv_reqs
         ):
             self._come_to_rest()
+        if self.photon_rows is not None and recv_reqs:
+            self.photon_rows.messages_arrived()
         super().process_input_requests(recv_reqs)
 
     def update_running_batch(self, batch: Any) -> Any:
