@@ -14,7 +14,7 @@ import numpy as np
 
 from sglang_photon.rows.table import Places, RowTable
 
-STEPS_AHEAD = 16
+STEPS_AHEAD = 32
 """Steps that a row holds KV slots for, while there is room."""
 
 GENEROUS_SHARE = 4
@@ -43,6 +43,10 @@ class Demand:
 
     def cells(self, *, width: int) -> Places:
         """(slots,) flat indices into `req_to_token`, (places, width), row after row."""
+        count = int(self.counts[0]) if len(self.counts) else 0
+        if (self.counts == count).all():
+            starts = self.places * width + self.start
+            return (starts[:, np.newaxis] + np.arange(count)).ravel()
         first = np.cumsum(self.counts) - self.counts
         offsets = np.arange(self.slots) - np.repeat(first, self.counts)
         return np.repeat(self.places * width + self.start, self.counts) + offsets

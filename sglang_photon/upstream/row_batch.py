@@ -53,6 +53,7 @@ class RowBatch:
         self._launched: Cohort | None = None
         self._forward: CohortForward | None = None
         self._samples_later = False
+        self._common: dict[Any, dict[str, Any]] = {}
         self.relay = TokenRelay(scheduler.future_map.output_tokens_buf)
 
     def again(self) -> bool:
@@ -77,7 +78,8 @@ class RowBatch:
 
     def takes(self, batch: Any) -> bool:
         """Whether all requests of a decode batch can run as rows."""
-        return all(map(is_plain_decode, batch.reqs))
+        members = self._members
+        return all(req in members or is_plain_decode(req) for req in batch.reqs)
 
     def prepare(self, batch: Any) -> bool:
         """In place of SGLang's `prepare_for_decode`: take in who is new, reserve KV slots.
@@ -99,6 +101,7 @@ class RowBatch:
             cohort=cohort,
             deltas=self._table.delta[cohort.places],
             width=self._width,
+            common=self._common,
         )
         self._samples_later = needs_newest_token(batch)
         return True
@@ -134,6 +137,8 @@ class RowBatch:
 
     def finishing(self, batch: Any) -> list[Any]:
         """Requests that have been launched for their last token, as their length says."""
+        if self._launched is None or self._launched.launches_left > 0:
+            return []
         table, members = self._table, self._members
         self._settle()
         return [

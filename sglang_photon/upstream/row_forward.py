@@ -89,6 +89,8 @@ class CohortForward:
         cohort: who decodes.
         deltas: (rows,) what M-RoPE adds to each row's position.
         width: positions that a row of `req_to_token` has.
+        common: fields of a `ForwardBatch` that all cohorts share, by what they return of hidden
+            states; filled here.
 
     Attributes:
         batch: a copy of the running batch that planning does not reach.
@@ -96,8 +98,16 @@ class CohortForward:
     """
 
     def __init__(
-        self, *, scheduler: Any, batch: Any, cohort: Cohort, deltas: Places, width: int
+        self,
+        *,
+        scheduler: Any,
+        batch: Any,
+        cohort: Cohort,
+        deltas: Places,
+        width: int,
+        common: dict[Any, dict[str, Any]],
     ) -> None:
+        self._common = common
         self._runner = scheduler.tp_worker.model_runner
         self._worker = scheduler.model_worker
         self._cells = scheduler.req_to_token_pool.req_to_token.view(-1)
@@ -162,28 +172,63 @@ class CohortForward:
             cells=slot.inputs[:count].view(STAGED_ROWS, rows)[CELLS],
             kv_slots=slot.kv_slots[:rows],
             input_ids=slot.input_ids[:rows],
-            fields=None if self._per_step else self._build(slot).__dict__,
+            fields=self._fields(slot),
         )
+
+    def _fields(self, slot: DecodeSlot) -> dict[str, Any] | None:
+        """A `ForwardBatch`'s fields for the slot, from those of another cohort."""
+        if self._per_step:
+            return None
+        mode = self.batch.return_hidden_states_mode
+        common = self._common.get(mode)
+        if common is None:
+            common = self._common[mode] = self._build(slot).__dict__
+        if common["global_num_token_non_padded"] is not None or common["mm_token_modalities"]:
+            return self._build(slot).__dict__
+        made = ForwardBatch.__new__(ForwardBatch)
+        made.__dict__.update(common, **self._own_fields(slot))
+        translator = self._runner.kv_index_translator
+        translator.own_plan(made).bind(made, translator)
+        return made.__dict__
+
+    def _own_fields(self, slot: DecodeSlot) -> dict[str, Any]:
+        """What two cohorts' batches do not have in common."""
+        batch, rows = self.batch, self._rows
+        inputs = slot.inputs[: STAGED_ROWS * rows].view(STAGED_ROWS, rows)
+        return {
+            "batch_size": rows,
+            "req_pool_indices": self.places,
+            "seq_lens": inputs[LENGTHS],
+            "seq_lens_cpu": slot.staged[:rows],
+            "orig_seq_lens": inputs[LENGTHS],
+            "out_cache_loc": slot.kv_slots[:rows],
+            "input_ids": slot.input_ids[:rows],
+            "positions": inputs[POSITIONS],
+            "mrope_positions": inputs[MROPE] if self._has_mrope else None,
+            "mm_inputs": batch.multimodal_inputs,
+            "sampling_info": batch.sampling_info,
+            "return_logprob": batch.return_logprob,
+            "top_logprobs_nums": batch.top_logprobs_nums,
+            "token_ids_logprobs": batch.token_ids_logprobs,
+            "global_num_token_non_padded_cpu": rows,
+            "lora_ids": [req.lora_id for req in batch.reqs],
+            "rids": [req.rid for req in batch.reqs],
+            "seq_lens_sum": 0,
+        }
 
     def _build(self, slot: DecodeSlot) -> ForwardBatch:
         """SGLang's own construction, over the slot's buffers."""
-        rows = self._rows
-        inputs = slot.inputs[: STAGED_ROWS * rows].view(STAGED_ROWS, rows)
+        own = self._own_fields(slot)
         batch = copy.copy(self.batch)
-        batch.seq_lens = inputs[LENGTHS]
-        batch.seq_lens_cpu = slot.staged[:rows]
-        batch.orig_seq_lens = inputs[LENGTHS]
-        batch.seq_lens_sum = None
-        batch.out_cache_loc = slot.kv_slots[:rows]
-        batch.input_ids = slot.input_ids[:rows]
+        for name in ("seq_lens", "seq_lens_cpu", "orig_seq_lens", "out_cache_loc", "input_ids"):
+            setattr(batch, name, own[name])
+        batch.seq_lens_sum = 0
         if self._has_mrope:
             # Positions are staged; SGLang would read the requests' deltas one by one.
-            batch.multimodal_inputs = [None] * rows
+            batch.multimodal_inputs = [None] * self._rows
         made = ForwardBatch.init_new(batch, self._runner, return_hidden_states_before_norm=False)
-        made.mm_inputs = self.batch.multimodal_inputs
-        made.positions = inputs[POSITIONS]
-        if self._has_mrope:
-            made.mrope_positions = inputs[MROPE]
+        for name in ("mm_inputs", "positions", "mrope_positions"):
+            setattr(made, name, own[name])
         return made
 
     @staticmethod
@@ -195,5 +240,6 @@ class CohortForward:
         if info.custom_params is not None:
             # SGLang's merge extends this list in place.
             info.custom_params = list(info.custom_params)
+        info.grammars = [req.grammar for req in frozen.reqs] if batch.has_grammar else None
         frozen.sampling_info = info
         return frozen

@@ -26,6 +26,7 @@ from sglang_photon.config import PhotonConfig
 from sglang_photon.errors import PhotonError, refuse
 from sglang_photon.loop.eligibility import PHOTON, LoopChoice, choose_loop
 from sglang_photon.loop.tick import PhotonLoop, PrefillOverlap
+from sglang_photon.records import StepKind
 from sglang_photon.slots.lane import Lane
 from sglang_photon.upstream.facts import lane_for, loop_facts, make_slots
 from sglang_photon.upstream.grammars import GrammarDeadlines
@@ -113,9 +114,9 @@ class PhotonScheduler(Scheduler):
         rows = self.photon_rows
         if rows is None:
             return None if self._must_settle_before(batch) else super().update_running_batch(batch)
-        before = len(batch.reqs)
-        batch.filter_batch(reqs_to_exclude=self._launched_for_their_last_token(batch))
-        if len(batch.reqs) < before:
+        finishing = self._launched_for_their_last_token(batch)
+        if finishing:
+            batch.filter_batch(reqs_to_exclude=finishing)
             batch.batch_is_full = False
         if not batch.reqs:
             return batch
@@ -190,7 +191,10 @@ class PhotonScheduler(Scheduler):
 
     def _launched_for_their_last_token(self, batch: Any) -> list[Any]:
         assert self.photon_rows is not None
-        upstream_knows = self._reqs_finishing_inflight(batch)
+        assert self.photon_loop is not None
+        # What rows do not know yet: a prefill in flight that brings somebody's only token.
+        prefills = any(work.kind is StepKind.PREFILL for work in self.photon_loop.in_flight())
+        upstream_knows = self._reqs_finishing_inflight(batch) if prefills else []
         return [*upstream_knows, *self.photon_rows.finishing(batch)]
 
     def _must_settle_before(self, batch: Any) -> bool:
