@@ -45,16 +45,14 @@ class Demand:
         """(slots,) flat indices into `req_to_token`, (places, width), row after row."""
         count = int(self.counts[0]) if len(self.counts) else 0
         if (self.counts == count).all():
-            starts = self.places * width + self.start
-            return (starts[:, np.newaxis] + np.arange(count)).ravel()
+            starts: Places = self.places * width + self.start
+            return np.add.outer(starts, np.arange(count)).ravel()
         first = np.cumsum(self.counts) - self.counts
         offsets = np.arange(self.slots) - np.repeat(first, self.counts)
         return np.repeat(self.places * width + self.start, self.counts) + offsets
 
 
-def demand(
-    *, table: RowTable, places: Places, steps: int, page_size: int, width: int
-) -> Demand:
+def demand(*, table: RowTable, places: Places, steps: int, page_size: int, width: int) -> Demand:
     """Slots for so many more launches, as far as the rows will live.
 
     Args:

@@ -240,7 +240,9 @@ class RowBatch:
         table.special[place] = is_special(self._scheduler, req)
         table.plain[place] = table.ended[place] = False
         table.ask_at[place] = NEVER
-        delta = None if req.multimodal_inputs is None else req.multimodal_inputs.mrope_position_delta
+        delta = (
+            None if req.multimodal_inputs is None else req.multimodal_inputs.mrope_position_delta
+        )
         table.delta[place] = 0 if delta is None else int(delta)
         if table.ends.is_full:
             table.ends.forget()
@@ -254,9 +256,7 @@ class RowBatch:
         end = -(-length // self._page) * self._page
         if end > length:
             start = place * self._width + length
-            steps = torch.arange(
-                1, end - length + 1, dtype=torch.int32, device=self._cells.device
-            )
+            steps = torch.arange(1, end - length + 1, dtype=torch.int32, device=self._cells.device)
             self._cells[start : start + end - length] = self._cells[start - 1] + steps
         return end
 

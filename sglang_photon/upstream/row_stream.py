@@ -53,9 +53,7 @@ NEW = ("finished_reasons", "decode_ids", "output_ids", "completion_tokens")
 """Columns that a chunk brings."""
 
 ABSENT = tuple(
-    name
-    for name in BatchTokenIDOutput.__struct_fields__
-    if name not in (*REPEATED, *EMPTY, *NEW)
+    name for name in BatchTokenIDOutput.__struct_fields__ if name not in (*REPEATED, *EMPTY, *NEW)
 )
 """Fields of requests that want more than tokens."""
 

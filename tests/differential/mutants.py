@@ -188,9 +188,7 @@ def one_staging_for_both_slots() -> AbstractContextManager[None]:
 
         def allocate(**asked: Any) -> DecodeSlot:
             made.append(original(**asked))
-            return dataclasses.replace(
-                made[-1], staged=made[0].staged, inputs=made[0].inputs
-            )
+            return dataclasses.replace(made[-1], staged=made[0].staged, inputs=made[0].inputs)
 
         return allocate
 
