@@ -46,10 +46,12 @@ class Demand:
         count = int(self.counts[0]) if len(self.counts) else 0
         if (self.counts == count).all():
             starts: Places = self.places * width + self.start
-            return np.add.outer(starts, np.arange(count)).ravel()
+            cells: Places = np.add.outer(starts, np.arange(count)).ravel()
+            return cells
         first = np.cumsum(self.counts) - self.counts
         offsets = np.arange(self.slots) - np.repeat(first, self.counts)
-        return np.repeat(self.places * width + self.start, self.counts) + offsets
+        apart: Places = np.repeat(self.places * width + self.start, self.counts) + offsets
+        return apart
 
 
 def demand(*, table: RowTable, places: Places, steps: int, page_size: int, width: int) -> Demand:

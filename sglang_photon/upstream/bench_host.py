@@ -1,4 +1,4 @@
-"""The measurements of `photon bench host`: the scheduler's own time per step, on the real scheduler.
+"""The measurements of `photon bench host`: the time of the scheduler itself, per step.
 
 Requests are injected at SGLang's receiver, after the socket, and what the scheduler sends is
 pickled and written to a socket whose other end is drained by another process: as dear as the real
