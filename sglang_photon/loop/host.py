@@ -42,6 +42,9 @@ class Work(Protocol):
     def lockstep(self) -> str | None:
         """Why this step must be committed before anything else is planned; None: it need not."""
 
+    def stage(self, slot: DecodeSlot) -> None:
+        """Host, at the launch: write what the forward reads into its slot."""
+
     def forward(self) -> None:
         """Lane: the forward, and the sampling too unless the step samples later."""
 

@@ -163,12 +163,13 @@ class PhotonLoop:
 
     def _launch(self, work: Work) -> LaunchHandle:
         before = self.pipeline.newest
-        rows = tuple(self.ledger.row(request) for request in work.riders)
+        rows = self.ledger.rows(work.riders)
         handle = self.pipeline.launch(
             StepPlan(kind=work.kind, rows=rows, samples_later=work.samples_later)
         )
         slot = self._slots[handle.slot]
         self._works[handle.slot] = work
+        work.stage(slot)
         self.stats.steps += 1
         if before is not None and self._lane.asynchronous:
             self.stats.late += self._lane.done(self._slots[before.slot])  # P8

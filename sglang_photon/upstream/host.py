@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_photon.loop.host import Release
+from sglang_photon.loop.host import Release, Work
 from sglang_photon.upstream.grammars import GrammarDeadlines
 from sglang_photon.upstream.step import Step
 from sglang_photon.upstream.takeover import PenaltyClock
@@ -23,6 +23,7 @@ class SchedulerHost:
 
     def __init__(self, *, scheduler: Any, waiter: SocketWaiter, grammars: GrammarDeadlines) -> None:
         self._scheduler = scheduler
+        self._rows = scheduler.photon_rows
         self._waiter = waiter
         self._grammars = grammars
         self.penalties = PenaltyClock(settled=lambda: not scheduler.result_queue)
@@ -59,9 +60,11 @@ class SchedulerHost:
             scheduler.waiting_queue and not scheduler.running_batch.batch_is_full
         )
 
-    def plan(self) -> Step | None:
+    def plan(self) -> Work | None:
         """Let SGLang decide the next batch and reserve its rows and pages."""
-        scheduler = self._scheduler
+        scheduler, rows = self._scheduler, self._rows
+        if rows is not None and rows.again():
+            return rows.step(penalties_due=self.penalties.take())
         self._grammars.enforce()
         plan = scheduler.get_next_batch_to_run(
             running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
@@ -73,6 +76,8 @@ class SchedulerHost:
         if batch is None:
             scheduler._sched_idled = True
             return None
+        if rows is not None and rows.is_prepared(batch):
+            return rows.step(penalties_due=penalties_due)
         return Step(scheduler=scheduler, batch=batch, penalties_due=penalties_due)
 
     def rest(self) -> None:

@@ -8,6 +8,7 @@ three loops: `blocking`, `sglang` (SGLang's overlap loop), `photon`.
 from __future__ import annotations
 
 import gc
+import pickle
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from sglang.srt.server_args import PortArgs, prepare_server_args
 
 from sglang_photon.errors import UsageError
 from sglang_photon.slots.lane import InlineLane, Lane
+from sglang_photon.upstream.row_stream import PackedTokens
 from sglang_photon.upstream.scheduler import PhotonScheduler
 
 LOOPS = ("blocking", "sglang", "photon")
@@ -69,7 +71,9 @@ class _Sink:
         self.socket = None
 
     def send_output(self, output: Any, recv_obj: Any = None) -> None:  # noqa: ARG002 - upstream's
-        self.messages.append(output)
+        # As another process would get it, where it is not the same object there.
+        packed = isinstance(output, PackedTokens)
+        self.messages.append(pickle.loads(pickle.dumps(output)) if packed else output)
 
 
 class _Receiver:

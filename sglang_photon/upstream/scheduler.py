@@ -26,12 +26,15 @@ from sglang_photon.config import PhotonConfig
 from sglang_photon.errors import PhotonError, refuse
 from sglang_photon.loop.eligibility import PHOTON, LoopChoice, choose_loop
 from sglang_photon.loop.tick import PhotonLoop, PrefillOverlap
+from sglang_photon.records import StepKind
 from sglang_photon.slots.lane import Lane
 from sglang_photon.upstream.compiling import CompilerProcess, compile_elsewhere
 from sglang_photon.upstream.facts import lane_for, loop_facts, make_slots
 from sglang_photon.upstream.grammars import GrammarDeadlines
 from sglang_photon.upstream.host import SchedulerHost
 from sglang_photon.upstream.inflight import InFlight
+from sglang_photon.upstream.row_batch import RowBatch
+from sglang_photon.upstream.row_facts import rows_fit
 from sglang_photon.upstream.takeover import takeover
 from sglang_photon.upstream.waiting import SocketWaiter
 
@@ -60,6 +63,7 @@ class PhotonScheduler(Scheduler):
         self.photon_loop: PhotonLoop | None = None
         # Forked before there is a device or a thread.
         self.photon_compilers = CompilerProcess()
+        self.photon_rows: RowBatch | None = None
         super().__init__(server_args, port_args)
         self.photon_choice = self._choose_loop()
         if self.photon_choice.loop != PHOTON:
@@ -101,14 +105,32 @@ class PhotonScheduler(Scheduler):
         if self.photon_loop is not None and not all(
             isinstance(message, OVERLAPPING_MESSAGES) for message in recv_reqs
         ):
-            self.photon_loop.drain()
+            self._come_to_rest()
+        if self.photon_rows is not None and recv_reqs:
+            self.photon_rows.messages_arrived()
         super().process_input_requests(recv_reqs)
 
     def update_running_batch(self, batch: Any) -> Any:
-        """Plan a decode; before anything is retracted, everything in flight is committed."""
-        if self._must_settle_before(batch):
-            return None
-        return super().update_running_batch(batch)
+        """Plan a decode: on rows where they fit, else as upstream.
+
+        Before anything is retracted, or goes from rows to upstream's bookkeeping, everything in
+        flight is committed.
+        """
+        rows = self.photon_rows
+        if rows is None:
+            return None if self._must_settle_before(batch) else super().update_running_batch(batch)
+        finishing = self._launched_for_their_last_token(batch)
+        if finishing:
+            batch.filter_batch(reqs_to_exclude=finishing)
+            batch.batch_is_full = False
+        if not batch.reqs:
+            return batch
+        forced = upstream.TEST_RETRACT and self.forward_ct % upstream.TEST_RETRACT_INTERVAL == 0
+        if rows.takes(batch) and not forced and rows.prepare(batch):
+            self.new_token_ratio_tracker.decay_step()
+            return batch
+        rows.hand_back(batch)
+        return None if self._must_settle_before(batch) else super().update_running_batch(batch)
 
     def pause_generation(self, recv_req: Any) -> None:
         """Pause with nothing in flight, as the blocking loop would."""
@@ -149,12 +171,13 @@ class PhotonScheduler(Scheduler):
         compile_elsewhere(
             self.grammar_manager.grammar_backend, self.photon_compilers, limit_s=grammars.seconds
         )
+        lane = self.make_lane()
+        self.photon_rows = RowBatch(self) if rows_fit(self) else None
         host = SchedulerHost(
             scheduler=self,
             waiter=SocketWaiter([self.recv_from_tokenizer, channels.recv_from_rpc]),
             grammars=grammars,
         )
-        lane = self.make_lane()
         loop = PhotonLoop(
             host=host,
             lane=lane,
@@ -166,10 +189,27 @@ class PhotonScheduler(Scheduler):
         self.result_queue = InFlight(loop)
         self.enable_skip_finishing_decode = True
         try:
-            with takeover(loop, host.penalties):
+            with takeover(loop, host.penalties, self.photon_rows):
                 loop.run()
+                if self.photon_rows is not None:
+                    self.photon_rows.hand_back(self.running_batch)
         finally:
             lane.close()
+
+    def _come_to_rest(self) -> None:
+        """Nothing in flight, and upstream's bookkeeping up to date."""
+        assert self.photon_loop is not None
+        self.photon_loop.drain()
+        if self.photon_rows is not None:
+            self.photon_rows.hand_back(self.running_batch)
+
+    def _launched_for_their_last_token(self, batch: Any) -> list[Any]:
+        assert self.photon_rows is not None
+        assert self.photon_loop is not None
+        # What rows do not know yet: a prefill in flight that brings somebody's only token.
+        prefills = any(work.kind is StepKind.PREFILL for work in self.photon_loop.in_flight())
+        upstream_knows = self._reqs_finishing_inflight(batch) if prefills else []
+        return [*upstream_knows, *self.photon_rows.finishing(batch)]
 
     def _must_settle_before(self, batch: Any) -> bool:
         loop = self.photon_loop

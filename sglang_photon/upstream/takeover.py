@@ -9,6 +9,9 @@ the loop runs:
 - `ScheduleBatch.cumulate_penalty_output_tokens` counts the newest token on the host while that
   token is in flight, so it counts the one before, and the prompt's last token once. It waits until
   the newest token is known.
+- `ScheduleBatch.prepare_for_decode` reads KV lengths, which lag behind while requests are rows. It
+  is called for batches that are not, and, with mixed chunks, in the middle of a plan for some that
+  are: their rows are handed back first.
 - `SGLANG_ENABLE_DELAY_SAMPLE` asks the model worker to leave sampling to its caller.
 - `ForwardBatch._compute_mrope_positions_decode` waits for the device (`mrope.py`).
 """
@@ -18,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from sglang.srt.environ import envs
 from sglang.srt.managers import schedule_batch, scheduler
@@ -35,6 +38,9 @@ RELEASE = release_kv_cache
 
 CUMULATE = ScheduleBatch.cumulate_penalty_output_tokens
 """Upstream's own, which counts each request's newest token on the host."""
+
+PREPARE = ScheduleBatch.prepare_for_decode
+"""Upstream's own, which gives each request of a batch one more KV slot."""
 
 
 class PenaltyClock:
@@ -61,19 +67,35 @@ class PenaltyClock:
             self._due = True
 
 
+class Rows(Protocol):
+    """Who keeps rows of requests beside SGLang's bookkeeping."""
+
+    def end(self, req: Any) -> None:
+        """The request has its result."""
+
+    def leave(self, req: Any) -> None:
+        """The request is about to be released."""
+
+    def withdraw(self, req: Any) -> None:
+        """The request is about to be released without a result."""
+
+    def hand_back(self, batch: Any) -> None:
+        """The batch is about to be prepared by SGLang's own code."""
+
+
 @contextmanager
-def takeover(loop: PhotonLoop, penalties: PenaltyClock) -> Iterator[None]:
+def takeover(loop: PhotonLoop, penalties: PenaltyClock, rows: Rows | None) -> Iterator[None]:
     """Rebind the functions above for one loop."""
 
     def cumulate_in_time(batch: ScheduleBatch) -> None:
         penalties.cumulate(batch)
 
-    finished = partial(_release_finished, loop)
+    finished = partial(_release_finished, loop, rows)
     with ExitStack() as stack:
         for module, release in (
             (batch_result_processor, finished),
             (scheduler, finished),
-            (schedule_batch, partial(_release_retracted, loop)),
+            (schedule_batch, partial(_release_retracted, loop, rows)),
         ):
             stack.enter_context(_rebound(module, "release_kv_cache", release))
         stack.enter_context(
@@ -82,6 +104,10 @@ def takeover(loop: PhotonLoop, penalties: PenaltyClock) -> Iterator[None]:
         stack.enter_context(
             _rebound(ForwardBatch, "_compute_mrope_positions_decode", positions_of_decode)
         )
+        if rows is not None:
+            stack.enter_context(
+                _rebound(ScheduleBatch, "prepare_for_decode", _preparing_after(rows))
+            )
         stack.enter_context(envs.SGLANG_ENABLE_DELAY_SAMPLE.override(True))
         yield
 
@@ -96,10 +122,31 @@ def _rebound(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def _release_finished(loop: PhotonLoop, req: Any, tree_cache: Any, *, checkpoint: bool) -> None:
-    loop.finalize(req, partial(RELEASE, req, tree_cache, checkpoint=checkpoint))
+def _preparing_after(rows: Rows) -> Callable[[ScheduleBatch], None]:
+    def prepare_for_decode(batch: ScheduleBatch) -> None:
+        rows.hand_back(batch)
+        PREPARE(batch)
+
+    return prepare_for_decode
 
 
-def _release_retracted(loop: PhotonLoop, req: Any, tree_cache: Any, *, checkpoint: bool) -> None:
+def _release_finished(
+    loop: PhotonLoop, rows: Rows | None, req: Any, tree_cache: Any, *, checkpoint: bool
+) -> None:
+    def release() -> None:
+        if rows is not None:
+            rows.leave(req)
+        RELEASE(req, tree_cache, checkpoint=checkpoint)
+
+    if rows is not None:
+        rows.end(req)
+    loop.finalize(req, release)
+
+
+def _release_retracted(
+    loop: PhotonLoop, rows: Rows | None, req: Any, tree_cache: Any, *, checkpoint: bool
+) -> None:
     loop.withdraw(req)
+    if rows is not None:
+        rows.withdraw(req)
     RELEASE(req, tree_cache, checkpoint=checkpoint)

@@ -28,8 +28,12 @@ class Note:
     owes_first_token: bool = False
     lockstep: str | None = None
     zombies: int = 0
+    staged_in: int | None = None
     ends: dict[Hashable, Release] = field(default_factory=dict)
     loop: PhotonLoop | None = None
+
+    def stage(self, slot: DecodeSlot) -> None:
+        self.staged_in = slot.index
 
     def forward(self) -> None:
         self.log.append(f"forward {self.name}")
@@ -136,8 +140,10 @@ def prefill(name: str, **kwargs: object) -> Note:
 
 
 def test_a_step_is_launched_before_the_one_before_is_committed() -> None:
-    table = bench(note("0"), note("1"), note("2"), None)
+    steps = [note("0"), note("1"), note("2")]
+    table = bench(*steps, None)
     table.loop.run()
+    assert [step.staged_in for step in steps] == [0, 1, 0]
     assert [line for line in table.log if not line.startswith(("plan", "copy"))] == [
         *("forward 0", "forward 1", "commit 0", "forward 2", "commit 1", "commit 2"),
     ]
@@ -185,10 +191,10 @@ def test_a_withdrawn_request_comes_back_as_another_row() -> None:
     table = bench(note("0"), None, note("1"), None)
     table.loop.tick()
     table.loop.tick()
-    row = table.loop.ledger.row("row")
+    row = table.loop.ledger.rows(["row"])
     table.loop.withdraw("row")
     table.loop.tick()
-    assert table.loop.ledger.row("row") != row
+    assert table.loop.ledger.rows(["row"]) != row
 
 
 def test_a_plan_that_needs_everything_committed_gets_it_and_is_counted() -> None:
