@@ -168,8 +168,12 @@ class Committer:
         looks |= np.fromiter(map(bool, map(TO_FINISH, requests)), np.bool_, len(requests))
         due = looks | (counts >= table.ask_at[places])
         looked = np.flatnonzero(looks).tolist()
-        self._look(batch, result, [(rows[i], requests[i], values[i]) for i in looked], values)
+        ended = self._look(
+            batch, result, [(rows[i], requests[i], values[i]) for i in looked], values
+        )
         self._stream_with_care(view, batch, live, np.flatnonzero(due), tokens)
+        if ended:
+            self._scheduler._maybe_clear_mm_inputs(SimpleNamespace(reqs=ended))
         self.abort_is_possible = False
         view.counts = table.out_len[cohort.places[view.plain]]
         view.look_ahead()
@@ -180,8 +184,12 @@ class Committer:
         result: Any,
         looked: Sequence[tuple[int, Any, int]],
         values: list[int],
-    ) -> None:
-        """SGLang's own handling of one new token, for (row, request, token) that need it."""
+    ) -> list[Any]:
+        """SGLang's own handling of one new token, for (row, request, token) that need it.
+
+        Returns:
+            The requests that have ended.
+        """
         processor, logits = self._processor, result.logits_output
         logprobs = None
         if batch.return_logprob:
@@ -213,8 +221,7 @@ class Committer:
                 req.grammar.finished = req.finished()
             if req.finished():
                 ended.append(req)
-        if ended:
-            self._scheduler._maybe_clear_mm_inputs(SimpleNamespace(reqs=ended))
+        return ended
 
     def _send(self, view: _View, tokens: NDArray[np.int64]) -> None:
         """One packed message for all rows that stream every token."""

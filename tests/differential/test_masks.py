@@ -42,15 +42,17 @@ class Device:
         self._runner = bench.scheduler.tp_worker.model_runner
         bench.scheduler.tp_worker.forward_batch_generation = self.forward
 
-    def forward(self, batch: Any, **_: Any) -> GenerationBatchResult:
-        ForwardBatch.init_new(batch, self._runner, return_hidden_states_before_norm=False)
+    def forward(self, batch: Any, forward_batch: Any = None, **_: Any) -> GenerationBatchResult:
+        info = (forward_batch or batch).sampling_info
+        if forward_batch is None:
+            ForwardBatch.init_new(batch, self._runner, return_hidden_states_before_norm=False)
         result = GenerationBatchResult(logits_output=LogitsProcessorOutput(next_token_logits=None))
 
         def sample() -> None:
             started = time.perf_counter()
-            batch.sampling_info.update_regex_vocab_mask()
+            info.update_regex_vocab_mask()
             self.mask_s.append(time.perf_counter() - started)
-            words = batch.sampling_info.grammar_mask.vocab_mask.numpy().view(np.uint32)
+            words = info.grammar_mask.vocab_mask.numpy().view(np.uint32)
             rows, first = np.arange(len(words)), np.argmax(words != 0, axis=1)
             lowest = words[rows, first] & -words[rows, first]
             result.next_token_ids = torch.from_numpy(32 * first + np.log2(lowest).astype(np.int64))
@@ -83,14 +85,13 @@ def test_ho_07_masks_are_built_beside_the_forward(monkeypatch: pytest.MonkeyPatc
     with rig(*WIDE, loop="photon", model=MODEL) as bench:
         device = Device(bench)
         commits: list[float] = []
-        process = bench.scheduler.process_batch_result
 
-        def noting(batch: Any, result: Any) -> None:
-            if len(batch.reqs) == ROWS and batch.forward_mode.is_decode():
+        def noting(*_: Any, running_batch: Any, **rest: Any) -> None:
+            if len(running_batch.reqs) == ROWS:
                 commits.append(time.perf_counter())
-            process(batch, result)
 
-        bench.scheduler.process_batch_result = noting
+        # Called once in every commit of a decode step.
+        bench.scheduler.metrics_reporter.report_decode_stats = noting
         bench.play(asks(ROWS, tokens=100))
     steps = [later - one for one, later in itertools.pairwise(commits)]
     step, mask = statistics.median(steps), statistics.median(device.mask_s)

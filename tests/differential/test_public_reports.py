@@ -191,17 +191,16 @@ def test_ov_19_a_grammar_that_compiles_for_ever_is_given_up(
     slow = ask("slow", at=20, regex="a+", max_new_tokens=4)
     with envs.SGLANG_GRAMMAR_MAX_POLL_ITERATIONS.override(200), photon(lane="inline") as bench:
         gaps: list[float] = []
-        process = bench.scheduler.process_batch_result
         last = time.monotonic()
 
-        def noting(batch: Any, result: Any) -> None:
+        def noting() -> None:
             nonlocal last
             now = time.monotonic()
             gaps.append(now - last)
             last = now
-            process(batch, result)
 
-        bench.scheduler.process_batch_result = noting
+        # Called once at the end of every step's commit.
+        bench.scheduler.metrics_reporter.update_device_timer = noting
         expected = bench.play(plain)
         usual, gaps = statistics.median(gaps), []
         started = time.monotonic()

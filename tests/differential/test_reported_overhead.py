@@ -11,6 +11,7 @@ import pytest
 from torch.overrides import TorchFunctionMode
 
 from sglang_photon.records import StepKind
+from sglang_photon.upstream.row_step import RowStep
 from sglang_photon.upstream.step import Step
 from tests.differential.features import FEATURES
 from tests.differential.pictures import RANDOM_VLM
@@ -97,7 +98,7 @@ def test_ho_05_a_decode_step_reads_nothing_from_the_device(
     steps: Counter[str] = Counter()
 
     def spying(run: Callable[..., None], name: str) -> Callable[..., None]:
-        def job(step: Step, *args: Any) -> None:
+        def job(step: Step | RowStep, *args: Any) -> None:
             if step.kind is not StepKind.DECODE:
                 run(step, *args)
                 return
@@ -107,8 +108,9 @@ def test_ho_05_a_decode_step_reads_nothing_from_the_device(
 
         return job
 
-    for name in ("forward", "sample"):
-        monkeypatch.setattr(Step, name, spying(getattr(Step, name), name))
+    for kind in (Step, RowStep):
+        for name in ("forward", "sample"):
+            monkeypatch.setattr(kind, name, spying(getattr(kind, name), name))
     asks = [ask for ask in asks_of_kinds() if "custom_logit_processor" not in ask.fields]
     # Real layers: what a model reads counts too.
     with rig(loop="photon", lane="inline", hashed=False, model=RANDOM_VLM) as bench:
