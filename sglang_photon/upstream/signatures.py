@@ -81,7 +81,114 @@ LOOP = {
         "sampling.sampling_batch_info:SamplingBatchInfo.update_penalties": ("self",),
     }.items()
 }
-SCHEDULER_PROCESS = {**ENTRY, **LOOP}
+ROWS = {
+    f"sglang.srt.{owner}.{method}": names
+    for owner, methods in {
+        "managers.schedule_batch:ScheduleBatch": {
+            "prepare_for_decode": ("self",),
+            "filter_batch": ("self", "reqs_to_exclude", "keep_indices"),
+        },
+        "managers.schedule_batch:Req": {
+            "update_finish_state": ("self", "new_accepted_len"),
+        },
+        "mem_cache.allocator.base:BaseTokenToKVPoolAllocator": {
+            "check_decode_capacity": (
+                "self",
+                "num_tokens",
+                "tree_cache",
+                "requests",
+                "spec_algorithm",
+            ),
+            "available_size": ("self",),
+        },
+        "mem_cache.allocator.token:TokenToKVPoolAllocator": {
+            "alloc": ("self", "need_size"),
+            "free": ("self", "free_index"),
+        },
+        "model_executor.forward_batch_info:ForwardBatch": {
+            "init_new": (
+                "batch",
+                "model_runner",
+                "capture_hidden_mode",
+                "return_hidden_states_before_norm",
+                "extend_position_info",
+                "spec_mrope_positions",
+                "kv_loc_plan",
+                "write_cols",
+            ),
+        },
+        "mem_cache.kv_index_translator:KVIndexTranslator": {
+            "own_plan": ("self", "forward_batch", "runner_slots"),
+        },
+        "mem_cache.kv_loc_plan:KVLocPlan": {
+            "bind": ("self", "batch", "reader", "cols"),
+        },
+        "managers.tp_worker:TpModelWorker": {
+            "forward_batch_generation": (
+                "self",
+                "batch",
+                "forward_batch",
+                "pp_proxy_tensors",
+                "is_verify",
+                "skip_attn_backend_init",
+                "capture_hidden_mode",
+                "return_kv_loc_plan",
+            ),
+        },
+        "managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor": {
+            "_normalize_decode_outputs": (
+                "self",
+                "batch",
+                "result",
+                "logits_output",
+                "next_token_ids",
+            ),
+            "_handle_finish_state_updated_req": (
+                "self",
+                "req",
+                "batch",
+                "result",
+                "i",
+                "logits_output",
+            ),
+            "_apply_decode_logprobs": (
+                "self",
+                "req",
+                "i",
+                "batch",
+                "next_token_id",
+                "next_token_logprobs",
+                "logits_output",
+            ),
+            "_append_decode_hidden_states": ("req", "hidden_states", "start", "accept_len"),
+            "_accept_grammar_tokens": ("self", "req", "tokens"),
+            "_maybe_update_reasoning_tokens": ("self", "req", "next_token_id"),
+        },
+        "managers.scheduler_components.output_streamer:SchedulerOutputStreamer": {
+            "stream_output": ("self", "reqs", "return_logprob", "skip_req"),
+        },
+        "managers.scheduler_components.output_sender:SenderWrapper": {
+            "send_output": ("self", "output", "recv_obj"),
+        },
+        "managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter": {
+            "report_decode_stats": (
+                "self",
+                "can_run_cuda_graph",
+                "running_batch",
+                "num_generated_tokens",
+            ),
+            "log_batch_result_stats": ("self", "batch", "result"),
+        },
+        "managers.scheduler:Scheduler": {
+            "_record_step_counters": ("self", "batch", "result"),
+            "_maybe_clear_mm_inputs": ("self", "batch"),
+            "maybe_send_health_check_signal": ("self",),
+            "publish_load_snapshot": ("self", "force"),
+        },
+    }.items()
+    for method, names in methods.items()
+}
+SCHEDULER_PROCESS = {**ENTRY, **LOOP, **ROWS}
 LAUNCHER = {
     "sglang.srt.plugins:load_plugins": (),
     "sglang.srt.plugins.hook_registry:HookRegistry.register": (
