@@ -17,7 +17,6 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_photon.slots.sim import RealClock, SimLane
-from tests.differential import rig as rigs
 from tests.differential.rig import Ask, Rig, rig
 
 ROWS = 32
@@ -81,7 +80,6 @@ def test_ho_07_masks_are_built_beside_the_forward(monkeypatch: pytest.MonkeyPatc
         build(self)
 
     monkeypatch.setattr(SamplingBatchInfo, "update_regex_vocab_mask", slowly)
-    monkeypatch.setattr(rigs, "LAST_TICK", 10**6)
     with rig(*WIDE, loop="photon", model=MODEL) as bench:
         device = Device(bench)
         commits: list[float] = []
@@ -128,7 +126,6 @@ def test_ho_07_no_tensor_is_made_for_a_row(monkeypatch: pytest.MonkeyPatch) -> N
         made.setdefault(len(self.temperatures), set()).add(operations.count)
 
     monkeypatch.setattr(SamplingBatchInfo, "update_regex_vocab_mask", counted)
-    monkeypatch.setattr(rigs, "LAST_TICK", 10**6)
     with rig(*WIDE, loop="photon") as bench:
         bench.play(asks(2, tokens=100))
         bench.play(asks(ROWS, tokens=100))
