@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 
 from sglang_photon.batch.options import parse
@@ -22,6 +23,8 @@ def main(argv: Sequence[str]) -> int:
         from sglang_photon.batch import assembly, memory
 
         memory.return_large_blocks()
+        # What Pillow thinks of a picture is no news: it is taken, or its row says why not.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
         return assembly.dry_run(options) if options.dry_run else assembly.run(options)
     except PhotonError as error:
         return report(error)

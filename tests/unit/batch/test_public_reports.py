@@ -15,10 +15,11 @@ import pytest
 from aiohttp import web
 
 from sglang_photon.batch import pictures
-from tests.unit.batch.jobs import line, picture_line, png, read, run, write
+from tests.unit.batch.jobs import line, picture_line, png, run, write
 from tests.unit.batch.stub import Stub, asked, completion, echo
 
 MANY = 20_000
+pytestmark = pytest.mark.timeout(240)
 
 
 def test_bj_01_memory_stays_flat_and_output_comes_at_once(tmp_path: Path) -> None:
@@ -117,12 +118,16 @@ def test_bj_08_pictures_are_made_ready_while_the_server_works(
     (tmp_path / "picture.png").write_bytes(png())
     one_at_a_time = asyncio.Lock()
     times: list[float] = []
+    busy = 0.0
 
     async def serve(stub: Stub, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal busy
         async with one_at_a_time:
-            times.append(time.monotonic())
+            began = time.monotonic()
             await asyncio.sleep(0.05)
-        times.append(time.monotonic())
+            ended = time.monotonic()
+        busy += ended - began
+        times.extend((began, ended))
         return await echo(stub, body)
 
     rows = (picture_line(f"row-{n}", "picture.png") for n in range(40))
@@ -130,31 +135,38 @@ def test_bj_08_pictures_are_made_ready_while_the_server_works(
     with Stub(serve) as stub:
         outcome = run(source, tmp_path / "out.jsonl", stub.url, "--media-root", str(tmp_path))
     assert outcome.code == 0
-    assert max(times) - min(times) <= 1.25 * 2.0
+    # 2 s, or what a busy machine makes of it; 4 s if nothing overlapped.
+    assert busy >= 2.0
+    assert max(times) - min(times) <= 1.25 * busy
 
 
-def test_bj_09_a_chat_beside_a_job_keeps_its_time(tmp_path: Path) -> None:
+def test_bj_09_a_chat_beside_a_job_is_served_next(tmp_path: Path) -> None:
     """64 rows in flight at a server that serves 8 at a time, higher priorities first."""
     queue: asyncio.PriorityQueue[tuple[int, int, asyncio.Event]] = asyncio.PriorityQueue()
-    served = 0
+    serving = 0
     serial = iter(range(1 << 30))
+    starts = 0
+    overtaken: dict[bool, list[int]] = {True: [], False: []}
+    """How many began between a request's arrival and its own begin; of chats, and of rows."""
 
     async def serve(stub: Stub, body: dict[str, Any]) -> web.StreamResponse:
-        nonlocal served
-        turn = asyncio.Event()
+        nonlocal serving, starts
+        turn, arrived = asyncio.Event(), starts
         await queue.put((-body.get("priority", 0), next(serial), turn))
-        if served < 8:
-            served += 1
+        if serving < 8:
+            serving += 1
             queue.get_nowait()[2].set()
         await turn.wait()
-        await asyncio.sleep(0.05)
+        overtaken[asked(body) == "chat"].append(starts - arrived)
+        starts += 1
+        await asyncio.sleep(0.03)
         if queue.empty():
-            served -= 1
+            serving -= 1
         else:
             queue.get_nowait()[2].set()
         return web.json_response(completion(asked(body)))
 
-    source = write(tmp_path / "in.jsonl", (line(f"row-{n}") for n in range(600)))
+    source = write(tmp_path / "in.jsonl", (line(f"row-{n}") for n in range(800)))
     with Stub(serve) as stub:
         stub.info = {"enable_priority_scheduling": True, "default_priority_value": 0}
         alone = _chat(stub)
@@ -164,15 +176,15 @@ def test_bj_09_a_chat_beside_a_job_keeps_its_time(tmp_path: Path) -> None:
             stub.wait_for(lambda: stub.in_flight >= 12)
             times.extend(_chat(stub) for _ in range(9))
 
-        beside_it = threading.Thread(target=chats)
-        beside_it.start()
-        run(source, tmp_path / "out.jsonl", stub.url)
-        beside_it.join()
-        beside = sorted(times)[4]
+        beside = threading.Thread(target=chats)
+        beside.start()
+        outcome = run(source, tmp_path / "out.jsonl", stub.url)
+        beside.join()
+    assert outcome.code == 0
     assert all(body["priority"] == -100 for body in stub.bodies if asked(body) != "chat")
-    # The one in front of it and its own: 0.05 s each.
-    assert beside <= 2 * max(alone, 0.05) + 0.1
-    assert len(read(tmp_path / "out.jsonl")) == 600
+    assert sorted(overtaken[False])[400] > 4, "nothing queued, so nothing was shown"
+    assert max(overtaken[True]) <= 1
+    assert sorted(times)[4] <= 2 * alone + 0.5
 
 
 def _chat(stub: Stub) -> float:

@@ -23,6 +23,8 @@ from sglang_photon.batch.store import Paths, Standing, Store
 from tests.unit.batch.jobs import left_by, line, picture_line, png, read, run, write
 from tests.unit.batch.stub import Stub, asked, echo
 
+pytestmark = pytest.mark.timeout(240)
+
 FORM = "JSON Lines as results come"
 ROOT = MediaRoot(None)
 ROWS = [
@@ -205,13 +207,20 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
         return await echo(stub, body)
 
     source = write(tmp_path / "in.jsonl", (line(f"row-{n}") for n in range(20)))
+    words = ["run", str(source), "--output", str(tmp_path / "out.jsonl"), "--in-flight", "4"]
     with Stub(never) as stub:
-        process = start(source, tmp_path / "out.jsonl", stub.url, "--in-flight", "4")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sglang_photon.batch", *words, "--url", stub.url],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         stub.wait_for(lambda: stub.in_flight == 4)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)  # Two signals at once would be one.
+        assert process.stderr is not None
+        assert any("Stopping" in said for said in process.stderr)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        process.communicate(timeout=20)
+        assert process.returncode == 130
         stub.wait_for(lambda: stub.in_flight == 0)
 
 
