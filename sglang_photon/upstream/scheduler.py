@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from sglang.srt.managers import scheduler as upstream
@@ -24,6 +26,7 @@ from sglang.srt.utils.common import DynamicGradMode
 import sglang_photon
 from sglang_photon.config import PhotonConfig
 from sglang_photon.errors import PhotonError, refuse
+from sglang_photon.ingest.slack import ForwardClock
 from sglang_photon.loop.eligibility import PHOTON, LoopChoice, choose_loop
 from sglang_photon.loop.tick import PhotonLoop, PrefillOverlap
 from sglang_photon.slots.lane import Lane
@@ -31,6 +34,8 @@ from sglang_photon.upstream.facts import lane_for, loop_facts, make_slots
 from sglang_photon.upstream.grammars import GrammarDeadlines
 from sglang_photon.upstream.host import SchedulerHost
 from sglang_photon.upstream.inflight import InFlight
+from sglang_photon.upstream.receiving import Inbox
+from sglang_photon.upstream.release import released_aside
 from sglang_photon.upstream.takeover import takeover
 from sglang_photon.upstream.waiting import SocketWaiter
 
@@ -57,6 +62,7 @@ class PhotonScheduler(Scheduler):
     def __init__(self, server_args: Any, port_args: Any) -> None:
         self.photon_config = PhotonConfig.from_environment(os.environ)
         self.photon_loop: PhotonLoop | None = None
+        self.photon_holds: Callable[..., None] | None = None
         super().__init__(server_args, port_args)
         self.photon_choice = self._choose_loop()
 
@@ -117,6 +123,13 @@ class PhotonScheduler(Scheduler):
         finally:
             self.enable_overlap = True
 
+    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+        """A request is eligible, unless the inbox prepares it ahead of its turn."""
+        if self.photon_holds is None:
+            super()._add_request_to_queue(req, is_retracted)
+        else:
+            self.photon_holds(req, is_retracted=is_retracted)
+
     def make_lane(self) -> Lane:
         """Where forwards run; in-process schedulers bring their own."""
         return lane_for(self, self.photon_config.lane)
@@ -134,28 +147,35 @@ class PhotonScheduler(Scheduler):
         return choice
 
     def _run_photon_loop(self) -> None:
-        channels = self.ipc_channels
+        lane = self.make_lane()
+        forwards = ForwardClock()
+        inbox = None
+        if Inbox.fits(self):
+            inbox = Inbox(scheduler=self, forwards=forwards, paced=lane.asynchronous)
         host = SchedulerHost(
             scheduler=self,
-            waiter=SocketWaiter([self.recv_from_tokenizer, channels.recv_from_rpc]),
+            waiter=SocketWaiter([self.recv_from_tokenizer, self.ipc_channels.recv_from_rpc]),
             grammars=GrammarDeadlines(self.grammar_manager),
+            inbox=inbox,
         )
-        lane = self.make_lane()
         loop = PhotonLoop(
             host=host,
             lane=lane,
             slots=make_slots(self),
             prefill_overlap=PrefillOverlap(self.photon_config.prefill_overlap),
             follows_clock=self.tp_size == 1,
+            forwards=forwards,
         )
         self.photon_loop = loop
         self.result_queue = InFlight(loop)
         self.enable_skip_finishing_decode = True
-        try:
-            with takeover(loop, host.penalties):
-                loop.run()
-        finally:
-            lane.close()
+        with ExitStack() as stack:
+            stack.callback(lane.close)
+            if inbox is not None:
+                stack.callback(inbox.close)
+            stack.enter_context(takeover(loop, host.penalties))
+            stack.enter_context(released_aside())
+            loop.run()
 
     def _must_settle_before(self, batch: Any) -> bool:
         loop = self.photon_loop
