@@ -35,7 +35,16 @@ PREFILL_OVERLAPS = {
     "always": "launch it before: most throughput",
     "never": "commit the last one first: earliest first token",
 }
-CHOICES = {"loop": LOOPS, "lane": LANES, "prefill_overlap": PREFILL_OVERLAPS}
+PICTURES = {
+    "auto": "turned as EXIF says, transparency on white, 16 bits per channel scaled to 8",
+    "sglang": "as SGLang decodes them",
+}
+CHOICES = {
+    "loop": LOOPS,
+    "lane": LANES,
+    "prefill_overlap": PREFILL_OVERLAPS,
+    "pictures": PICTURES,
+}
 """Fields that take one of a few words, each with what it means."""
 
 TRUE = frozenset({"1", "true", "yes", "on"})
@@ -50,12 +59,14 @@ class PhotonConfig:
         loop: which scheduler loop runs, a key of `LOOPS`.
         lane: where the two-slot loop runs its forwards, a key of `LANES`.
         prefill_overlap: what it does between two prefills, a key of `PREFILL_OVERLAPS`.
+        pictures: what is done to a picture before the model's processor, a key of `PICTURES`.
         allow_version: start with another SGLang release than the one this package is built for.
     """
 
     loop: str = "auto"
     lane: str = "auto"
     prefill_overlap: str = "auto"
+    pictures: str = "auto"
     allow_version: bool = False
 
     def __post_init__(self) -> None:
@@ -123,6 +134,7 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
         "loop": "Scheduler loop",
         "lane": "Where the two-slot loop runs its forwards",
         "prefill_overlap": "Between two prefills in a row",
+        "pictures": "Pictures in requests",
     }
     for field, choices in CHOICES.items():
         meanings = "; ".join(f"{name}: {text}" for name, text in choices.items())

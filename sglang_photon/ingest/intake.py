@@ -177,9 +177,7 @@ class Intake(Generic[F, M]):
         parcel.preparable = self._preparable(parcel.message)
         self._account("decode", parcel, self._now() - began, why)
 
-    def _run_prepare(
-        self, parcel: _Parcel[F, M], prepare: Callable[[M], None], why: str
-    ) -> None:
+    def _run_prepare(self, parcel: _Parcel[F, M], prepare: Callable[[M], None], why: str) -> None:
         began = self._now()
         assert parcel.message is not None, "decoded before it is prepared"
         self._parcels.popleft()

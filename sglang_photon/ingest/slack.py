@@ -78,9 +78,7 @@ class ForwardClock:
         self._now = now
         self._flying: deque[_Forward] = deque()
         self._end = 0.0
-        self._took: dict[StepKind, deque[float]] = {
-            kind: deque(maxlen=RECENT) for kind in StepKind
-        }
+        self._took: dict[StepKind, deque[float]] = {kind: deque(maxlen=RECENT) for kind in StepKind}
         self._reserve = {kind: MovingAverage() for kind in StepKind}
         self._arrival: float | None = None
         self._elsewhere = 0.0

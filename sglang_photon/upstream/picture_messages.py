@@ -20,7 +20,6 @@ from PIL import Image
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.managers.mm_utils import ShmPointerMMData
 from sglang.srt.managers.multimodal_processor import get_mm_processor, import_processors
-from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.hf_transformers_utils import get_processor
 from sglang.srt.utils.stale_shm_cleanup import make_shm_name
@@ -56,9 +55,7 @@ class PictureMessages:
         frame = self._frame(f"text-{self._serial}", ids, None, tokens)
         return Message(due=due, frame=frame)
 
-    def pictures(
-        self, *, due: float, count: int, size: int, tokens: int, hashed: bool
-    ) -> Message:
+    def pictures(self, *, due: float, count: int, size: int, tokens: int, hashed: bool) -> Message:
         """A streaming request with `count` square pictures of `size` pixels.
 
         Args:
@@ -80,10 +77,6 @@ class PictureMessages:
             name = make_shm_name("mm")
             segments.append(Segment(name=name, nbytes=feature.nbytes, stamp=stamp))
             item.feature = _pointer(name, feature, item.hash)
-        if hashed:
-            output.padded_input_ids = MultimodalProcessorOutput.build_padded_input_ids(
-                output.input_ids, output.mm_items
-            )
         ids = array.array("q", output.input_ids)
         frame = self._frame(f"pictures-{self._serial}", ids, output, tokens)
         return Message(due=due, frame=frame, segments=tuple(segments))
@@ -99,7 +92,9 @@ class PictureMessages:
             request = SimpleNamespace(video_data=None, audio_data=None, rid="recorded")
             self._outputs[count, size] = asyncio.run(
                 self._processor.process_mm_data_async(
-                    image_data=images, input_text=f"{token * count} what is it?", request_obj=request
+                    image_data=images,
+                    input_text=f"{token * count} what is it?",
+                    request_obj=request,
                 )
             )
         return self._outputs[count, size]

@@ -75,7 +75,57 @@ LOOP = {
         "sampling.sampling_batch_info:SamplingBatchInfo.update_penalties": ("self",),
     }.items()
 }
-SCHEDULER_PROCESS = {**ENTRY, **LOOP}
+INTAKE = {
+    f"sglang.srt.{path}": names
+    for path, names in {
+        "managers.io_struct:msgpack_decode": ("data",),
+        "managers.schedule_batch:MultimodalInputs.release_features": ("self",),
+        "managers.scheduler:Scheduler._add_request_to_queue": ("self", "req", "is_retracted"),
+        "managers.scheduler_components.request_receiver:SchedulerRequestReceiver"
+        "._finalize_shm_features": ("self", "recv_reqs"),
+        "managers.scheduler_components.request_receiver:SchedulerRequestReceiver._pull_raw_reqs": (
+            "self",
+        ),
+        "managers.scheduler_components.request_receiver:SchedulerRequestReceiver"
+        ".unwrap_pickle_wrapper": ("self", "recv_reqs"),
+    }.items()
+}
+TOKENIZER = {
+    f"sglang.srt.{path}": names
+    for path, names in {
+        "managers.mm_utils:discard_shm_features": ("obj",),
+        "managers.mm_utils:wrap_shm_features": ("obj",),
+        "managers.tokenizer_manager:TokenizerManager._create_tokenized_object": (
+            "self",
+            "obj",
+            "input_text",
+            "input_ids",
+            "input_embeds",
+            "mm_inputs",
+            "token_type_ids",
+        ),
+        "managers.tokenizer_manager:TokenizerManager._send_one_request": ("self", "tokenized_obj"),
+        "multimodal.cache:resolve_multimodal_item_hash": (
+            "existing_hash",
+            "feature",
+            "precomputed_embeddings",
+            "namespace",
+        ),
+        "utils.common:get_image_bytes": ("image_file",),
+        "utils.common:is_jpeg_with_cuda": ("image_bytes", "gpu_image_decode"),
+        "multimodal.processors.base_processor:BaseMultimodalProcessor._load_single_item": (
+            "data",
+            "modality",
+            "frame_count_limit",
+            "audio_sample_rate",
+            "discard_alpha_channel",
+        ),
+        "multimodal.processors.base_processor:BaseMultimodalProcessor"
+        "._precompute_hashes_before_cpu_transfer": ("self", "mm_items"),
+    }.items()
+}
+"""Checked in the processes of tokenizers, once SGLang has resolved its arguments."""
+SCHEDULER_PROCESS = {**ENTRY, **LOOP, **INTAKE}
 LAUNCHER = {
     "sglang.srt.plugins:load_plugins": (),
     "sglang.srt.plugins.hook_registry:HookRegistry.register": (
@@ -86,6 +136,7 @@ LAUNCHER = {
     ),
     "sglang.srt.server_args:prepare_server_args": ("argv",),
     "sglang.srt.server_args:ServerArgs.add_cli_args": ("parser",),
+    "sglang.srt.server_args:ServerArgs.resolve_once": ("self",),
     "sglang.launch_server:run_server": ("server_args",),
     "sglang.srt.utils:kill_process_tree": (
         "parent_pid",
@@ -99,7 +150,7 @@ AFTER_START = {
 }
 """Called when a server ends. Checked by `photon doctor` and the contract tests only: importing this
 before SGLang has resolved its arguments would change what it reads from the environment."""
-ALL = {**SCHEDULER_PROCESS, **LAUNCHER, **AFTER_START}
+ALL = {**SCHEDULER_PROCESS, **TOKENIZER, **LAUNCHER, **AFTER_START}
 
 
 def mismatches(expected: dict[str, tuple[str, ...]]) -> list[str]:
