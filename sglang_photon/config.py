@@ -60,6 +60,8 @@ class PhotonConfig:
         lane: where the two-slot loop runs its forwards, a key of `LANES`.
         prefill_overlap: what it does between two prefills, a key of `PREFILL_OVERLAPS`.
         pictures: what is done to a picture before the model's processor, a key of `PICTURES`.
+        mm_budget_mb: megabytes of host memory for pictures that are decoded or wait; 0: a quarter
+            of the machine's.
         allow_version: start with another SGLang release than the one this package is built for.
     """
 
@@ -67,6 +69,7 @@ class PhotonConfig:
     lane: str = "auto"
     prefill_overlap: str = "auto"
     pictures: str = "auto"
+    mm_budget_mb: int = 0
     allow_version: bool = False
 
     def __post_init__(self) -> None:
@@ -87,6 +90,7 @@ class PhotonConfig:
         return {
             SWITCH: "0" if self.stock else "1",
             **{_variable(field): getattr(self, field) for field in CHOICES},
+            _variable("mm_budget_mb"): str(self.mm_budget_mb),
             _variable("allow_version"): "1" if self.allow_version else "0",
         }
 
@@ -99,6 +103,9 @@ class PhotonConfig:
         """
         return cls(
             **{field: environ.get(_variable(field)) or "auto" for field in CHOICES},
+            mm_budget_mb=_megabytes(
+                _variable("mm_budget_mb"), environ.get(_variable("mm_budget_mb"))
+            ),
             allow_version=truth(environ, _variable("allow_version")),
         )
 
@@ -123,6 +130,9 @@ class PhotonConfig:
                 field: getattr(given, f"photon_{field}") or getattr(base, field)
                 for field in CHOICES
             },
+            mm_budget_mb=base.mm_budget_mb
+            if given.photon_mm_budget_mb is None
+            else _megabytes(_flag("mm_budget_mb"), given.photon_mm_budget_mb),
             allow_version=given.photon_allow_version or base.allow_version,
         )
         return config, rest
@@ -144,6 +154,12 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
             help=f"{subjects[field]}. {meanings}",
         )
     parser.add_argument(
+        _flag("mm_budget_mb"),
+        metavar="MB",
+        help="Host memory for images that are decoded or wait, all tokenizer workers together. "
+        "Beyond it requests with images wait, then get status 503. 0: a quarter of the machine's.",
+    )
+    parser.add_argument(
         "--photon-allow-version",
         action="store_true",
         help="Start with another SGLang release than the one Photon is built for.",
@@ -162,6 +178,14 @@ def truth(environ: Mapping[str, str], variable: str) -> bool:
     if value in FALSE:
         return False
     raise UsageError(f"{variable} is {value!r}", "Set it to 1 or 0")
+
+
+def _megabytes(name: str, value: str | None) -> int:
+    if not value:
+        return 0
+    if not value.isascii() or not value.isdigit():
+        raise UsageError(f"{name} is {value!r}", "Give a whole number of megabytes")
+    return int(value)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -11,8 +11,9 @@ import os
 from sglang.srt.entrypoints.http_server import app
 
 from sglang_photon.config import PhotonConfig
-from sglang_photon.upstream import tokenizing
+from sglang_photon.upstream import admission, tokenizing
 
 __all__ = ["app"]
 
 tokenizing.install(PhotonConfig.from_environment(os.environ))
+admission.add_middleware(app)

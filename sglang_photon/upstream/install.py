@@ -27,6 +27,7 @@ RAY_MODULE = "sglang.srt.ray.scheduler_actor"
 ARGUMENTS = "sglang.srt.server_args.prepare_server_args"
 RESOLVED = "sglang.srt.server_args.ServerArgs.resolve_once"
 TOKENIZER_MODULE = "sglang.srt.managers.tokenizer_manager"
+HTTP_MODULE = "sglang.srt.entrypoints.http_server"
 APPLICATION = "SGLANG_HTTP_SERVER_APP_PATH"
 WORKER_APPLICATION = "sglang_photon.upstream.http_app:app"
 
@@ -79,9 +80,12 @@ def _install_for_tokenizers(config: PhotonConfig) -> None:
 
     def after_resolving(_: Any, *__: Any, **___: Any) -> None:
         if multiprocessing.parent_process() is None or TOKENIZER_MODULE in sys.modules:
-            from sglang_photon.upstream import tokenizing
+            from sglang_photon.upstream import admission, tokenizing
 
             tokenizing.install(config)
+            # SGLang resolves twice: before it imports its HTTP server, and when that starts.
+            if HTTP_MODULE in sys.modules:
+                admission.add_middleware(sys.modules[HTTP_MODULE].app)
 
     HookRegistry.register(RESOLVED, after_resolving, HookType.AFTER)
     os.environ.setdefault(APPLICATION, WORKER_APPLICATION)

@@ -24,6 +24,7 @@ from sglang.srt.utils.common import get_image_bytes, is_jpeg_with_cuda
 from sglang_photon.config import PhotonConfig
 from sglang_photon.ingest import pictures
 from sglang_photon.ingest.pictures import PictureError
+from sglang_photon.upstream import admission
 
 LOAD_SINGLE_ITEM = BaseMultimodalProcessor.__dict__["_load_single_item"].__func__
 CREATE_TOKENIZED_OBJECT = TokenizerManager._create_tokenized_object
@@ -124,6 +125,7 @@ def _create_tokenized_object(
     """Refuse prompts whose places for pictures and whose pictures do not match."""
     if manager.mm_processor is not None and input_ids is not None:
         _check_places(manager.mm_processor, obj, input_ids, mm_inputs)
+    admission.tensors_made(obj, mm_inputs)
     return CREATE_TOKENIZED_OBJECT(
         manager, obj, input_text, input_ids, input_embeds, mm_inputs, token_type_ids
     )

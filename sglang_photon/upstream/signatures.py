@@ -105,6 +105,7 @@ TOKENIZER = {
             "token_type_ids",
         ),
         "managers.tokenizer_manager:TokenizerManager._send_one_request": ("self", "tokenized_obj"),
+        "managers.tokenizer_manager:TokenizerManager.generate_request": ("self", "obj", "request"),
         "multimodal.cache:resolve_multimodal_item_hash": (
             "existing_hash",
             "feature",

@@ -25,7 +25,7 @@ from sglang.srt.multimodal.processors.base_processor import BaseMultimodalProces
 from sglang.srt.runtime_context import get_mm
 
 from sglang_photon.config import PhotonConfig
-from sglang_photon.upstream import pictures
+from sglang_photon.upstream import admission, pictures
 from sglang_photon.upstream.signatures import TOKENIZER, check_signatures
 
 PRECOMPUTE_HASHES = BaseMultimodalProcessor._precompute_hashes_before_cpu_transfer
@@ -45,6 +45,7 @@ def install(config: PhotonConfig) -> None:
     if TokenizerManager._send_one_request is _send_one_request:
         return
     check_signatures(TOKENIZER)
+    admission.install(config)
     pictures.install(config)
     os.environ.setdefault(HASH_IN_TOKENIZER, "1")
     BaseMultimodalProcessor._precompute_hashes_before_cpu_transfer = _precompute_hashes

@@ -7,6 +7,8 @@ import io
 import struct
 import warnings
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +38,7 @@ def gradient(width: int = 24, height: int = 16) -> Image.Image:
     return Image.fromarray(values.astype(np.uint8))
 
 
-TURNS = {
+TURNS: dict[int, Callable[[Any], Any]] = {
     1: lambda pixels: pixels,
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
@@ -51,7 +53,7 @@ TURNS = {
 @pytest.mark.parametrize("orientation", TURNS)
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
 def test_mm_05_a_picture_is_turned_as_exif_says(orientation: int, image_format: str) -> None:
-    exif = Image.Exif()  # type: ignore[no-untyped-call]
+    exif = Image.Exif()
     exif[pictures.ORIENTATION] = orientation
     data = saved(gradient(), image_format, exif=exif.tobytes())
     stored = np.asarray(pictures.decoded(pictures.opened(data)))
