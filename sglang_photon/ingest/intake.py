@@ -14,6 +14,8 @@ forward in flight leaves time:
   costly one of the same burst. One prefill for all of them is worth more than the first one's head
   start.
 - Messages that are no requests are never prepared here: they go to the caller in their turn.
+- A request whose data its sender has not finished writing stands aside, and requests overtake it;
+  what is no request waits for it, as long as for slack.
 
 Costs are learnt per stage and size of the message. Nothing here knows what a message is.
 """
@@ -53,7 +55,7 @@ class IntakeStats:
     overdue: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Parcel(Generic[F, M]):
     frame: F | None
     size_class: int
@@ -72,6 +74,7 @@ class Intake(Generic[F, M]):
             caller may (several ranks must do it alike).
         preparable: whether a message is a request that `prepare` may take.
         release: makes what was prepared eligible.
+        ready: whether everything that belongs to a message is there; asked again until it is.
         now: seconds.
         patience: seconds that a message waits at most for slack.
     """
@@ -83,6 +86,7 @@ class Intake(Generic[F, M]):
         prepare: Callable[[M], None] | None,
         preparable: Callable[[M], bool],
         release: Callable[[], None],
+        ready: Callable[[M], bool] = lambda _: True,
         now: Callable[[], float] = time.perf_counter,
         patience: float = PATIENCE_S,
     ) -> None:
@@ -90,10 +94,12 @@ class Intake(Generic[F, M]):
         self._prepare = prepare
         self._preparable = preparable
         self._release = release
+        self._ready = ready
         self._now = now
         self._patience = patience
         self._parcels: deque[_Parcel[F, M]] = deque()
         self._costs: dict[tuple[str, int], MovingAverage] = {}
+        self._late: list[_Parcel[F, M]] = []
         self._burst = 0
         self._prepared: list[_Parcel[F, M]] = []
         self._taken: list[_Parcel[F, M]] = []
@@ -103,7 +109,7 @@ class Intake(Generic[F, M]):
     @property
     def pending(self) -> bool:
         """Whether anything has not reached the scheduler."""
-        return bool(self._parcels or self._prepared)
+        return bool(self._parcels or self._late or self._prepared)
 
     def put(self, frames: Iterable[tuple[F, int]]) -> None:
         """Frames that have just arrived, each with its size in bytes."""
@@ -121,6 +127,7 @@ class Intake(Generic[F, M]):
             slack: seconds that the caller can spare; infinite when nothing is in flight.
             attainable: the most there could be, `ForwardClock.attainable`.
         """
+        self._look_after_late()
         taken: list[_Parcel[F, M]] = []
         if self._prepare is not None and attainable > 0:
             # What never fits does the least harm in `work`, right after a launch.
@@ -136,6 +143,10 @@ class Intake(Generic[F, M]):
             if head.message is None:
                 self._run_decode(head, why)
             slack -= cost
+            if self._stands_aside(head):
+                continue
+            if self._waits_for_late(head):
+                break
             taken.append(self._parcels.popleft())
         while taken and self._belongs_to_next(taken[-1]):
             self._parcels.appendleft(taken.pop())
@@ -152,6 +163,7 @@ class Intake(Generic[F, M]):
 
     def work(self, *, slack: float, attainable: float) -> None:
         """Decode and prepare for as long as there is slack."""
+        self._look_after_late()
         deadline = self._now() + slack
         for parcel in list(self._parcels):
             if parcel.message is None:
@@ -160,7 +172,9 @@ class Intake(Generic[F, M]):
                 if why is None:
                     return
                 self._run_decode(parcel, why)
-            if parcel is not self._parcels[0] or not parcel.preparable or self._prepare is None:
+            if parcel is not self._parcels[0] or self._stands_aside(parcel):
+                continue
+            if not parcel.preparable or self._prepare is None:
                 continue
             left = deadline - self._now()
             why = self._why(parcel, self._cost("prepare", parcel), left, attainable)
@@ -186,6 +200,25 @@ class Intake(Generic[F, M]):
         self._account("prepare", parcel, self._now() - began, why)
         if not self._prepared_stay():
             self._release_prepared()
+
+    def _look_after_late(self) -> None:
+        """Those that are ready now are first again."""
+        if self._late:
+            late, self._late = self._late, []
+            for parcel in reversed(late):
+                self._parcels.appendleft(parcel)
+            for parcel in late:
+                self._stands_aside(parcel)
+
+    def _stands_aside(self, parcel: _Parcel[F, M]) -> bool:
+        if parcel.message is None or self._ready(parcel.message):
+            return False
+        self._parcels.remove(parcel)
+        self._late.append(parcel)
+        return True
+
+    def _waits_for_late(self, parcel: _Parcel[F, M]) -> bool:
+        return bool(self._late) and not parcel.preparable and not self._overdue(parcel.arrived)
 
     def _prepared_stay(self) -> bool:
         """Whether what is prepared waits for more of its burst."""

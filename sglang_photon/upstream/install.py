@@ -87,6 +87,12 @@ def _install_for_tokenizers(config: PhotonConfig) -> None:
             if HTTP_MODULE in sys.modules:
                 admission.add_middleware(sys.modules[HTTP_MODULE].app)
 
+    def before_resolving(*_: Any, **__: Any) -> None:
+        from sglang_photon.upstream import transport_choice
+
+        transport_choice.install()
+
+    HookRegistry.register(RESOLVED, before_resolving, HookType.BEFORE)
     HookRegistry.register(RESOLVED, after_resolving, HookType.AFTER)
     os.environ.setdefault(APPLICATION, WORKER_APPLICATION)
 

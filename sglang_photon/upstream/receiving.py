@@ -26,7 +26,9 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_photon.ingest.intake import Intake
 from sglang_photon.ingest.slack import ForwardClock
+from sglang_photon.ipc.producers import ProducerEnded, Watch
 from sglang_photon.records import StepKind
+from sglang_photon.upstream.ipc_binding import IpcBinding
 
 REQUESTS = (TokenizedGenerateReqInput, TokenizedEmbeddingReqInput)
 
@@ -52,19 +54,30 @@ class Inbox:
         scheduler: fully constructed; its receiver is replaced.
         forwards: tells how much time there is.
         paced: whether forwards run beside the host; where they do not, waiting gains nothing.
+        binding: of pools of device memory; None without a device.
     """
 
-    def __init__(self, *, scheduler: Any, forwards: ForwardClock, paced: bool) -> None:
+    def __init__(
+        self,
+        *,
+        scheduler: Any,
+        forwards: ForwardClock,
+        paced: bool,
+        binding: IpcBinding | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._forwards = forwards
         self._paced = paced
         self._upstream = scheduler.request_receiver
+        self._binding = binding
+        self._watch = Watch()
         self._prepared: list[tuple[Any, bool]] = []
         self.intake: Intake[Any, Any] = Intake(
             decode=_decoder(),
             prepare=self._prepare if _alone(scheduler) else None,
             preparable=_preparable,
             release=self._release,
+            ready=self._ready,
         )
         self._sockets = (scheduler.recv_from_tokenizer, scheduler.ipc_channels.recv_from_rpc)
         scheduler.request_receiver = PhotonReceiver(
@@ -89,6 +102,7 @@ class Inbox:
     def close(self) -> None:
         """Give SGLang its receiver back."""
         self._scheduler.request_receiver = self._upstream
+        self._watch.close()
 
     @property
     def pending(self) -> bool:
@@ -106,11 +120,13 @@ class Inbox:
     def pull(self) -> list[Any]:
         """The messages of this round, in order."""
         self.intake.put(self._fetch())
+        ended = [ProducerEnded(producer) for producer in self._watch.ended()]
         if not self.intake.pending:
-            return []
+            return ended
         unhurried = not self._paced or self._forwards.idle
         slack = float("inf") if unhurried else self._forwards.slack(self._following())
-        return self.intake.take(slack=slack, attainable=self._forwards.attainable)
+        taken = self.intake.take(slack=slack, attainable=self._forwards.attainable)
+        return [*ended, *taken]
 
     def work(self) -> None:
         """Use what time the forwards in flight leave."""
@@ -133,6 +149,9 @@ class Inbox:
             while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 frame = socket.recv(zmq.NOBLOCK, copy=False)
                 yield frame, len(frame)
+
+    def _ready(self, message: Any) -> bool:
+        return self._binding is None or self._binding.ready(message, self._watch.lives)
 
     def _prepare(self, message: Any) -> None:
         messages = [message]

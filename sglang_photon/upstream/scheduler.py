@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from sglang.srt.managers import scheduler as upstream
 from sglang.srt.managers.io_struct import (
     AbortReq,
@@ -20,13 +21,15 @@ from sglang.srt.managers.io_struct import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
-from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler import Scheduler, _MultimodalInputProcessingError
 from sglang.srt.utils.common import DynamicGradMode
 
 import sglang_photon
 from sglang_photon.config import PhotonConfig
 from sglang_photon.errors import PhotonError, refuse
 from sglang_photon.ingest.slack import ForwardClock
+from sglang_photon.ipc.handles import HandleError
+from sglang_photon.ipc.producers import PoolAnnouncement, ProducerEnded
 from sglang_photon.loop.eligibility import PHOTON, LoopChoice, choose_loop
 from sglang_photon.loop.tick import PhotonLoop, PrefillOverlap
 from sglang_photon.slots.lane import Lane
@@ -34,6 +37,7 @@ from sglang_photon.upstream.facts import lane_for, loop_facts, make_slots
 from sglang_photon.upstream.grammars import GrammarDeadlines
 from sglang_photon.upstream.host import SchedulerHost
 from sglang_photon.upstream.inflight import InFlight
+from sglang_photon.upstream.ipc_binding import IpcBinding
 from sglang_photon.upstream.receiving import Inbox
 from sglang_photon.upstream.release import released_aside
 from sglang_photon.upstream.takeover import takeover
@@ -42,6 +46,8 @@ from sglang_photon.upstream.waiting import SocketWaiter
 logger = logging.getLogger(__name__)
 
 OVERLAPPING_MESSAGES = (
+    PoolAnnouncement,
+    ProducerEnded,
     AbortReq,
     BatchTokenizedEmbeddingReqInput,
     BatchTokenizedGenerateReqInput,
@@ -63,6 +69,7 @@ class PhotonScheduler(Scheduler):
         self.photon_config = PhotonConfig.from_environment(os.environ)
         self.photon_loop: PhotonLoop | None = None
         self.photon_holds: Callable[..., None] | None = None
+        self.photon_ipc: IpcBinding | None = None
         super().__init__(server_args, port_args)
         self.photon_choice = self._choose_loop()
 
@@ -103,7 +110,7 @@ class PhotonScheduler(Scheduler):
             isinstance(message, OVERLAPPING_MESSAGES) for message in recv_reqs
         ):
             self.photon_loop.drain()
-        super().process_input_requests(recv_reqs)
+        super().process_input_requests([one for one in recv_reqs if not self._is_ours(one)])
 
     def update_running_batch(self, batch: Any) -> Any:
         """Plan a decode; before anything is retracted, everything in flight is committed."""
@@ -130,6 +137,37 @@ class PhotonScheduler(Scheduler):
         else:
             self.photon_holds(req, is_retracted=is_retracted)
 
+    def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
+        """Plan; a prefill's pictures must have been copied before its forward runs."""
+        plan = super().get_next_batch_to_run(running_batch, last_batch)
+        batch = plan.batch_to_run
+        if self.photon_ipc is not None and batch is not None and batch.forward_mode.is_extend():
+            self.photon_ipc.arrive(batch.reqs, self.forward_stream)
+        return plan
+
+    def _get_multimodal_inputs(self, mm_inputs: Any) -> Any:
+        """Take pictures in; one that cannot be read ends its request, not the scheduler."""
+        if self.photon_ipc is None:
+            return super()._get_multimodal_inputs(mm_inputs)
+        items = getattr(mm_inputs, "mm_items", ())
+        self.photon_ipc.at_once = any(item.hash is None for item in items)
+        try:
+            return super()._get_multimodal_inputs(mm_inputs)
+        except HandleError as error:
+            raise _MultimodalInputProcessingError(str(error)) from error
+
+    def _is_ours(self, message: Any) -> bool:
+        """Handle what a producer of pictures, or the first rank about one, has to say."""
+        if isinstance(message, PoolAnnouncement):
+            if self.photon_ipc is not None:
+                self.photon_ipc.announce(message)
+        elif isinstance(message, ProducerEnded):
+            if self.photon_ipc is not None:
+                self.photon_ipc.ended(message.producer)
+        else:
+            return False
+        return True
+
     def make_lane(self) -> Lane:
         """Where forwards run; in-process schedulers bring their own."""
         return lane_for(self, self.photon_config.lane)
@@ -149,9 +187,16 @@ class PhotonScheduler(Scheduler):
     def _run_photon_loop(self) -> None:
         lane = self.make_lane()
         forwards = ForwardClock()
+        if self.device == "cuda":
+            self.photon_ipc = IpcBinding.on_cuda(torch.cuda.current_device())
         inbox = None
         if Inbox.fits(self):
-            inbox = Inbox(scheduler=self, forwards=forwards, paced=lane.asynchronous)
+            inbox = Inbox(
+                scheduler=self,
+                forwards=forwards,
+                paced=lane.asynchronous,
+                binding=self.photon_ipc,
+            )
         host = SchedulerHost(
             scheduler=self,
             waiter=SocketWaiter([self.recv_from_tokenizer, self.ipc_channels.recv_from_rpc]),
@@ -170,6 +215,8 @@ class PhotonScheduler(Scheduler):
         self.result_queue = InFlight(loop)
         self.enable_skip_finishing_decode = True
         with ExitStack() as stack:
+            if self.photon_ipc is not None:
+                stack.enter_context(self.photon_ipc.bound())
             stack.callback(lane.close)
             if inbox is not None:
                 stack.callback(inbox.close)

@@ -81,6 +81,29 @@ INTAKE = {
         "managers.io_struct:msgpack_decode": ("data",),
         "managers.schedule_batch:MultimodalInputs.release_features": ("self",),
         "managers.scheduler:Scheduler._add_request_to_queue": ("self", "req", "is_retracted"),
+        "managers.scheduler:Scheduler._get_multimodal_inputs": ("self", "mm_inputs"),
+        "multimodal.transport.cuda_ipc:_pool_handle_cache_get_or_open": (
+            "cache_key",
+            "pool_handle",
+        ),
+        "multimodal.transport.cuda_ipc:CudaIpcTensorTransportProxy._open_pool_slice": (
+            "self",
+            "rebuild_device_idx",
+        ),
+        "multimodal.transport.cuda_ipc:CudaIpcTensorTransportProxy._reconstruct_from_ipc_extra": (
+            "self",
+            "ipc_extra",
+            "use_cache",
+            "rebuild_device_idx",
+        ),
+        "multimodal.transport.cuda_ipc:CudaIpcTensorTransportProxy"
+        "._retain_storage_until_stream_completes": ("self", "storage", "device_id"),
+        "multimodal.transport.cuda_ipc:CudaIpcTensorTransportProxy.reconstruct_on_target_device": (
+            "self",
+            "rebuild_device_idx",
+            "consumer_count",
+            "consumer_rank",
+        ),
         "managers.scheduler_components.request_receiver:SchedulerRequestReceiver"
         "._finalize_shm_features": ("self", "recv_reqs"),
         "managers.scheduler_components.request_receiver:SchedulerRequestReceiver._pull_raw_reqs": (
@@ -106,6 +129,12 @@ TOKENIZER = {
         ),
         "managers.tokenizer_manager:TokenizerManager._send_one_request": ("self", "tokenized_obj"),
         "managers.tokenizer_manager:TokenizerManager.generate_request": ("self", "obj", "request"),
+        "managers.tokenizer_manager:TokenizerManager.set_startup_time": ("self", "startup_time"),
+        "multimodal.transport.cuda_ipc:MmItemMemoryPool.wrap_tensor": (
+            "self",
+            "tensor",
+            "use_pool_handle_cache",
+        ),
         "multimodal.cache:resolve_multimodal_item_hash": (
             "existing_hash",
             "feature",
@@ -146,12 +175,16 @@ LAUNCHER = {
         "wait_timeout",
     ),
 }
+RESOLUTION = {
+    "sglang.srt.arg_groups.serving_hook:handle_multimodal_feature_transport": ("server_args",),
+}
+"""Checked when SGLang begins to resolve its arguments."""
 AFTER_START = {
     "sglang.srt.entrypoints.http_server:get_global_state": (),
 }
 """Called when a server ends. Checked by `photon doctor` and the contract tests only: importing this
 before SGLang has resolved its arguments would change what it reads from the environment."""
-ALL = {**SCHEDULER_PROCESS, **TOKENIZER, **LAUNCHER, **AFTER_START}
+ALL = {**SCHEDULER_PROCESS, **TOKENIZER, **LAUNCHER, **RESOLUTION, **AFTER_START}
 
 
 def mismatches(expected: dict[str, tuple[str, ...]]) -> list[str]:

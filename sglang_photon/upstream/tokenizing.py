@@ -25,7 +25,7 @@ from sglang.srt.multimodal.processors.base_processor import BaseMultimodalProces
 from sglang.srt.runtime_context import get_mm
 
 from sglang_photon.config import PhotonConfig
-from sglang_photon.upstream import admission, pictures
+from sglang_photon.upstream import admission, ipc_pools, pictures
 from sglang_photon.upstream.signatures import TOKENIZER, check_signatures
 
 PRECOMPUTE_HASHES = BaseMultimodalProcessor._precompute_hashes_before_cpu_transfer
@@ -46,6 +46,7 @@ def install(config: PhotonConfig) -> None:
         return
     check_signatures(TOKENIZER)
     admission.install(config)
+    ipc_pools.install()
     pictures.install(config)
     os.environ.setdefault(HASH_IN_TOKENIZER, "1")
     BaseMultimodalProcessor._precompute_hashes_before_cpu_transfer = _precompute_hashes

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
+from sglang.srt.utils.stale_shm_cleanup import make_shm_name
 
+from sglang_photon.ingest import segments
 from sglang_photon.upstream import leftovers
 
 
@@ -51,3 +54,9 @@ def test_a_folder_too_deep_for_a_socket_is_not_made_deeper(
     with leftovers.removed():
         assert tempfile.gettempdir() == str(deep)
     assert list(deep.iterdir()) == []
+
+
+def test_the_names_of_segments_are_the_ones_that_are_swept() -> None:
+    match = segments.SEGMENT.fullmatch(make_shm_name("mm"))
+    assert match is not None
+    assert int(match["pid"]) == os.getpid()

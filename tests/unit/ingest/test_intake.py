@@ -20,12 +20,14 @@ class Desk:
     def __init__(self, *, alone: bool = True, cheap: bool = False) -> None:
         self.clock = Clock()
         self.log: list[str] = []
+        self.unwritten: set[str] = set()
         self.costs = (1e-5, 1e-5) if cheap else (DECODE_S, PREPARE_S)
         self.intake: Intake[str, str] = Intake(
             decode=self.decode,
             prepare=self.prepare if alone else None,
             preparable=lambda message: not message.startswith("control"),
             release=lambda: self.log.append("release"),
+            ready=lambda message: message not in self.unwritten,
             now=self.clock,
         )
 
@@ -154,6 +156,30 @@ def test_a_burst_is_taken_together_where_ranks_must_agree() -> None:
     desk.put("a", "b")
     assert desk.take(DECODE_S + PREPARE_S + 1e-4) == []
     assert desk.take(2 * (DECODE_S + PREPARE_S)) == ["a", "b"]
+
+
+def test_a_request_whose_data_is_not_there_lets_others_pass() -> None:
+    desk = Desk().learnt()
+    desk.unwritten = {"a"}
+    desk.put("a", "b")
+    desk.work(PLENTY)
+    assert desk.log == ["decode a", "decode b", "prepare b", "release"]
+    assert desk.intake.pending
+    assert desk.take(float("inf")) == []
+    desk.unwritten = set()
+    desk.put("c")
+    assert desk.take(float("inf")) == ["a", "c"]
+
+
+def test_what_is_no_request_waits_for_data_but_not_for_ever() -> None:
+    desk = Desk().learnt()
+    desk.unwritten = {"a"}
+    desk.put("a", "control b", "c")
+    assert desk.take(float("inf")) == []
+    desk.clock.pass_by(PATIENCE_S)
+    assert desk.take(float("inf")) == ["control b", "c"]
+    desk.unwritten = set()
+    assert desk.take(float("inf")) == ["a"]
 
 
 @given(
