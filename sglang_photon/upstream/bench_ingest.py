@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-import zmq
 
 from sglang_photon.bench import feeder
 from sglang_photon.records import StepKind
 from sglang_photon.reference.models import names
-from sglang_photon.upstream.in_process import in_process_scheduler
 from sglang_photon.upstream.picture_messages import PictureMessages
 from sglang_photon.upstream.sim_worker import SimDevice
+from sglang_photon.upstream.with_sockets import MODEL, scheduler_with_sockets
 
-MODEL = "demo:random:qwen2.5-vl,hidden=64,layers=1,vision_layers=1,vocab=32768"
 TEXTS, PROMPT_TOKENS, ANSWER_TOKENS = 32, 16, 8
 STEP_S = 2e-3
 POOL_TOKENS = 400_000
@@ -56,11 +51,12 @@ class IngestBench:
         scheduler: in this process.
         loop: the loop it runs.
         address: of the socket on which it receives.
+        hashed: whether the tokenizer process hashes the pixels.
     """
 
-    def __init__(self, *, scheduler: Any, loop: str, address: str) -> None:
+    def __init__(self, *, scheduler: Any, loop: str, address: str, hashed: bool) -> None:
         self._scheduler = scheduler
-        self._hashed = loop == "photon"
+        self._hashed = hashed
         self._address = address
         self._messages = PictureMessages(scheduler)
         self._times = dict.fromkeys(StepKind, STEP_S)
@@ -71,28 +67,15 @@ class IngestBench:
 
     @classmethod
     @contextmanager
-    def open(cls, *, loop: str) -> Iterator[IngestBench]:
+    def open(cls, *, loop: str, hashed: bool) -> Iterator[IngestBench]:
         """A scheduler with sockets."""
         arguments = [
             *("--model-path", names.resolve(MODEL).path),
             *("--max-running-requests", "64", "--max-total-tokens", str(POOL_TOKENS)),
             *("--chunked-prefill-size", "-1", "--disable-radix-cache"),
-            *("--mm-feature-transport", "cpu"),
-            *("--mm-process-config", '{"image": {"min_pixels": 3136, "max_pixels": 12845056}}'),
         ]
-        with (
-            in_process_scheduler(arguments, loop=loop) as scheduler,
-            tempfile.TemporaryDirectory() as folder,
-            zmq.Context() as context,
-            context.socket(zmq.PULL) as requests,
-            context.socket(zmq.DEALER) as rpc,
-        ):
-            address = f"ipc://{Path(folder) / 'requests'}"
-            requests.bind(address)
-            scheduler.recv_from_tokenizer = requests
-            scheduler.ipc_channels.recv_from_rpc = rpc
-            scheduler.init_request_receiver()
-            bench = cls(scheduler=scheduler, loop=loop, address=address)
+        with scheduler_with_sockets(arguments, loop=loop) as (scheduler, address):
+            bench = cls(scheduler=scheduler, loop=loop, address=address("requests"), hashed=hashed)
             try:
                 yield bench
             finally:

@@ -17,8 +17,8 @@ import torch  # noqa: E402
 from sglang.srt.multimodal.transport.cuda_ipc import CudaIpcTensorTransportProxy  # noqa: E402
 
 from sglang_photon.ipc.producers import PoolAnnouncement, Producer  # noqa: E402
+from sglang_photon.upstream.fake_device import Memory, word  # noqa: E402
 from sglang_photon.upstream.ipc_pools import PRODUCER  # noqa: E402
-from tests.ingest.fake_device import Memory, word  # noqa: E402
 
 DATA_START = 1024
 POOL_BYTES = 1 << 20

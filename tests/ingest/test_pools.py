@@ -21,7 +21,7 @@ from sglang.srt.multimodal.transport.cuda_ipc import (
     get_mm_feature_pool_size_per_worker,
 )
 
-from tests.ingest import fake_device
+from sglang_photon.upstream import fake_device
 from tests.server.servers import wait_until
 
 MIB = 1 << 20

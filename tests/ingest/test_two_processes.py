@@ -21,9 +21,9 @@ from sglang_photon.ipc.handle_cache import HandleCache
 from sglang_photon.ipc.handles import HandleError, StaleHandleError
 from sglang_photon.ipc.opener import StorageOpener
 from sglang_photon.ipc.producers import PoolAnnouncement, Watch
+from sglang_photon.upstream import fake_device
+from sglang_photon.upstream.fake_device import Cuda
 from sglang_photon.upstream.ipc_binding import IpcBinding
-from tests.ingest import fake_device
-from tests.ingest.fake_device import Cuda
 from tests.server.servers import wait_until
 
 
