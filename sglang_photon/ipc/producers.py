@@ -86,8 +86,14 @@ class Watch:
         self._poll.register(descriptor, select.POLLIN)
         return True
 
+    def news(self) -> bool:
+        """Whether `ended` would name anybody."""
+        return bool(self._descriptors and self._poll.poll(0))
+
     def ended(self) -> list[Producer]:
         """The producers that have ended since the last call."""
+        if not self._descriptors:
+            return []
         ready = {descriptor for descriptor, _ in self._poll.poll(0)}
         ended = [one for one, descriptor in self._descriptors.items() if descriptor in ready]
         for producer in ended:

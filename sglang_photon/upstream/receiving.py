@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -30,6 +30,8 @@ from sglang_photon.ipc.producers import ProducerEnded, Watch
 from sglang_photon.records import StepKind
 from sglang_photon.upstream.ipc_binding import IpcBinding
 
+COMMANDS_EVERY = 8
+"""Rounds between two looks at the socket of remote commands, while forwards are in flight."""
 REQUESTS = (TokenizedGenerateReqInput, TokenizedEmbeddingReqInput)
 
 
@@ -79,7 +81,12 @@ class Inbox:
             release=self._release,
             ready=self._ready,
         )
-        self._sockets = (scheduler.recv_from_tokenizer, scheduler.ipc_channels.recv_from_rpc)
+        self._requests = scheduler.recv_from_tokenizer
+        self._commands = scheduler.ipc_channels.recv_from_rpc
+        self._round = 0
+        self._short = _alone(scheduler) and not (
+            envs.SGLANG_REQ_WAITING_TIMEOUT.get() > 0 or envs.SGLANG_REQ_RUNNING_TIMEOUT.get() > 0
+        )
         scheduler.request_receiver = PhotonReceiver(
             **{
                 field.name: getattr(self._upstream, field.name)
@@ -111,15 +118,22 @@ class Inbox:
 
     def receive(self) -> None:
         """One round of SGLang's receiving, with as much of it as there is time for."""
+        self._round += 1
+        self._fetch()
+        scheduler = self._scheduler
+        waiting = self.intake.pending or scheduler._deferred_input_requests or self._watch.news()
+        if self._short and not waiting:
+            # Nothing to hand out or to broadcast: what SGLang looks after in each round.
+            scheduler.process_input_requests([])
+            return
         began = time.perf_counter()
-        if self._scheduler.ingest_requests():
+        if scheduler.ingest_requests():
             spent = time.perf_counter() - began
             self.intake.took(spent)
             self._forwards.elsewhere(spent)
 
     def pull(self) -> list[Any]:
         """The messages of this round, in order."""
-        self.intake.put(self._fetch())
         ended = [ProducerEnded(producer) for producer in self._watch.ended()]
         if not self.intake.pending:
             return ended
@@ -131,7 +145,6 @@ class Inbox:
     def work(self) -> None:
         """Use what time the forwards in flight leave."""
         slack = self._forwards.offer(self._following())
-        self.intake.put(self._fetch())
         if self.intake.pending:
             self.intake.work(slack=slack, attainable=self._forwards.attainable)
 
@@ -144,11 +157,20 @@ class Inbox:
         waits = scheduler.chunked_req is not None or scheduler.waiting_queue
         return StepKind.PREFILL if waits else StepKind.DECODE
 
-    def _fetch(self) -> Iterator[tuple[Any, int]]:
-        for socket in self._sockets:
-            while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-                frame = socket.recv(zmq.NOBLOCK, copy=False)
-                yield frame, len(frame)
+    def _fetch(self) -> None:
+        """Whatever has arrived; the socket of rare commands is looked at more rarely."""
+        self._drain(self._requests)
+        if self._forwards.idle or self._round % COMMANDS_EVERY == 0:
+            self._drain(self._commands)
+
+    def _drain(self, socket: Any) -> None:
+        if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            return
+        frames = []
+        while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            frame = socket.recv(zmq.NOBLOCK, copy=False)
+            frames.append((frame, len(frame)))
+        self.intake.put(frames)
 
     def _ready(self, message: Any) -> bool:
         return self._binding is None or self._binding.ready(message, self._watch.lives)

@@ -70,6 +70,7 @@ class PhotonScheduler(Scheduler):
         self.photon_loop: PhotonLoop | None = None
         self.photon_holds: Callable[..., None] | None = None
         self.photon_ipc: IpcBinding | None = None
+        self.photon_inbox: Inbox | None = None
         super().__init__(server_args, port_args)
         self.photon_choice = self._choose_loop()
 
@@ -189,9 +190,8 @@ class PhotonScheduler(Scheduler):
         forwards = ForwardClock()
         if self.device == "cuda":
             self.photon_ipc = IpcBinding.on_cuda(torch.cuda.current_device())
-        inbox = None
         if Inbox.fits(self):
-            inbox = Inbox(
+            self.photon_inbox = Inbox(
                 scheduler=self,
                 forwards=forwards,
                 paced=lane.asynchronous,
@@ -201,7 +201,7 @@ class PhotonScheduler(Scheduler):
             scheduler=self,
             waiter=SocketWaiter([self.recv_from_tokenizer, self.ipc_channels.recv_from_rpc]),
             grammars=GrammarDeadlines(self.grammar_manager),
-            inbox=inbox,
+            inbox=self.photon_inbox,
         )
         loop = PhotonLoop(
             host=host,
@@ -218,8 +218,8 @@ class PhotonScheduler(Scheduler):
             if self.photon_ipc is not None:
                 stack.enter_context(self.photon_ipc.bound())
             stack.callback(lane.close)
-            if inbox is not None:
-                stack.callback(inbox.close)
+            if self.photon_inbox is not None:
+                stack.callback(self.photon_inbox.close)
             stack.enter_context(takeover(loop, host.penalties))
             stack.enter_context(released_aside())
             loop.run()

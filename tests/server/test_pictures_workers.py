@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_mm_09_preparing_pictures_runs_beside_text_and_on_two_threads(tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Running:
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     arguments = [
         *("--model-path", MODEL, "--tokenizer-worker-num", "2"),
         *("--max-running-requests", "1", "--max-queued-requests", "1"),
@@ -96,8 +97,10 @@ def test_mm_18_a_batch_is_answered_in_order(two_workers: Running) -> None:
 
 
 def test_workers_have_the_same_checks_as_one_process(two_workers: Running) -> None:
-    broken = body(1, count=1, size=64)
-    content = broken["messages"][0]["content"]
-    content[0]["image_url"]["url"] = "file:///no/such/picture.png"
+    missing = {"type": "image_url", "image_url": {"url": "file:///no/such/picture.png"}}
+    broken: dict[str, object] = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": [missing, {"type": "text", "text": "Hi."}]}],
+    }
     codes = {post(two_workers.url, broken).status_code for _ in range(6)}
     assert codes == {400}
