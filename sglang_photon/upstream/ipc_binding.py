@@ -56,7 +56,8 @@ class IpcBinding:
         opener: what opens them.
 
     Attributes:
-        at_once: the current stream waits for each copy too: something reads it while it is taken.
+        beside: the current stream need not wait for copies: `arrive` will see to that. Only while
+            a request is taken in of which nothing reads its tensors yet.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class IpcBinding:
         self._probe_stream = cuda.Stream()
         self._leases: list[Lease[Any]] = []
         self.cache = cache
-        self.at_once = False
+        self.beside = False
 
     @classmethod
     def on_cuda(cls, device: int) -> IpcBinding:
@@ -216,7 +217,7 @@ class IpcBinding:
             tensor = RECONSTRUCT(proxy, device, *args, **kwargs)
             event = self._cuda.Event()
             event.record(self._stream)
-        if self.at_once:
+        if not self.beside:
             self._cuda.current_stream().wait_event(event)
         tensor.__dict__[COPIED] = event
         return tensor

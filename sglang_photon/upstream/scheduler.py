@@ -150,12 +150,15 @@ class PhotonScheduler(Scheduler):
         """Take pictures in; one that cannot be read ends its request, not the scheduler."""
         if self.photon_ipc is None:
             return super()._get_multimodal_inputs(mm_inputs)
+        # Without its hash a tensor is read at once.
         items = getattr(mm_inputs, "mm_items", ())
-        self.photon_ipc.at_once = any(item.hash is None for item in items)
+        self.photon_ipc.beside = all(item.hash is not None for item in items)
         try:
             return super()._get_multimodal_inputs(mm_inputs)
         except HandleError as error:
             raise _MultimodalInputProcessingError(str(error)) from error
+        finally:
+            self.photon_ipc.beside = False
 
     def _is_ours(self, message: Any) -> bool:
         """Handle what a producer of pictures, or the first rank about one, has to say."""

@@ -153,6 +153,7 @@ def test_the_copy_runs_beside_and_only_the_prefill_waits(
 ) -> None:
     request = asking(remote.send(1.0))
     assert side.ready(request)
+    side.binding.beside = True
     request.mm_inputs.mm_items[0].reconstruct(0)
     feature = request.mm_inputs.mm_items[0].feature
     assert cuda.usual.waited == []
@@ -166,12 +167,11 @@ def test_the_copy_runs_beside_and_only_the_prefill_waits(
     assert len(cuda.usual.waited) == 1, "once is enough"
 
 
-def test_a_tensor_that_is_read_while_it_is_taken_is_waited_for(
+def test_a_tensor_that_is_taken_where_it_is_read_is_waited_for(
     side: Side, remote: Remote, cuda: Cuda
 ) -> None:
     request = asking(remote.send(1.0))
     assert side.ready(request)
-    side.binding.at_once = True
     request.mm_inputs.mm_items[0].reconstruct(0)
     assert len(cuda.usual.waited) == 1
 
