@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.environ import envs
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.multimodal.transport.cuda_ipc import MmItemMemoryPool
 
@@ -35,7 +36,8 @@ def _set_startup_time(manager: Any, startup_time: Any) -> None:
     """SGLang calls this once the scheduler is there, in the main process and in each worker."""
     SET_STARTUP_TIME(manager, startup_time)
     pool = getattr(manager.mm_processor, "cudaipc_mmfeature_pool", None)
-    if pool is not None:
+    # SGLang's other encoding of messages knows only its own.
+    if pool is not None and envs.SGLANG_USE_PICKLE_IPC.get():
         manager._dispatch_to_scheduler(
             PoolAnnouncement(Producer.this_process(), tuple(pool._pool_ipc_handle))
         )
