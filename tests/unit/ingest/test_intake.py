@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_photon.ingest.intake import COSTLY_S, PATIENCE_S, Intake
@@ -182,6 +182,7 @@ def test_what_is_no_request_waits_for_data_but_not_for_ever() -> None:
     assert desk.take(float("inf")) == ["a"]
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     ticks=st.lists(
         st.tuples(
