@@ -104,7 +104,6 @@ class Intake(Generic[F, M]):
         self._prepared: list[_Parcel[F, M]] = []
         self._taken: list[_Parcel[F, M]] = []
         self.stats = IntakeStats()
-        self.spent = 0.0
 
     @property
     def pending(self) -> bool:
@@ -262,7 +261,6 @@ class Intake(Generic[F, M]):
         return 0.0 if average is None else average.high
 
     def _account(self, stage: str, parcel: _Parcel[F, M], seconds: float, why: str) -> None:
-        self.spent += seconds
         setattr(self.stats, why, getattr(self.stats, why) + 1)
         self._learn(stage, parcel, seconds)
 
