@@ -35,7 +35,16 @@ PREFILL_OVERLAPS = {
     "always": "launch it before: most throughput",
     "never": "commit the last one first: earliest first token",
 }
-CHOICES = {"loop": LOOPS, "lane": LANES, "prefill_overlap": PREFILL_OVERLAPS}
+PICTURES = {
+    "auto": "turned as EXIF says, transparency on white, 16 bits per channel scaled to 8",
+    "sglang": "as SGLang decodes them",
+}
+CHOICES = {
+    "loop": LOOPS,
+    "lane": LANES,
+    "prefill_overlap": PREFILL_OVERLAPS,
+    "pictures": PICTURES,
+}
 """Fields that take one of a few words, each with what it means."""
 
 TRUE = frozenset({"1", "true", "yes", "on"})
@@ -51,6 +60,9 @@ class PhotonConfig:
         lane: where the two-slot loop runs its forwards, a key of `LANES`.
         prefill_overlap: what it does between two prefills, a key of `PREFILL_OVERLAPS`.
         shutdown_limit: seconds after SIGTERM until requests that still run are aborted.
+        pictures: what is done to a picture before the model's processor, a key of `PICTURES`.
+        mm_budget_mb: megabytes of host memory for pictures that are decoded or wait; 0: a quarter
+            of the machine's.
         allow_version: start with another SGLang release than the one this package is built for.
     """
 
@@ -58,6 +70,8 @@ class PhotonConfig:
     lane: str = "auto"
     prefill_overlap: str = "auto"
     shutdown_limit: float = 20.0
+    pictures: str = "auto"
+    mm_budget_mb: int = 0
     allow_version: bool = False
 
     def __post_init__(self) -> None:
@@ -83,6 +97,7 @@ class PhotonConfig:
             SWITCH: "0" if self.stock else "1",
             **{_variable(field): getattr(self, field) for field in CHOICES},
             _variable("shutdown_limit"): f"{self.shutdown_limit:g}",
+            _variable("mm_budget_mb"): str(self.mm_budget_mb),
             _variable("allow_version"): "1" if self.allow_version else "0",
         }
 
@@ -96,6 +111,9 @@ class PhotonConfig:
         return cls(
             **{field: environ.get(_variable(field)) or "auto" for field in CHOICES},
             shutdown_limit=_seconds(environ, _variable("shutdown_limit"), cls.shutdown_limit),
+            mm_budget_mb=_megabytes(
+                _variable("mm_budget_mb"), environ.get(_variable("mm_budget_mb"))
+            ),
             allow_version=truth(environ, _variable("allow_version")),
         )
 
@@ -125,6 +143,9 @@ class PhotonConfig:
                 if given.photon_shutdown_limit is None
                 else given.photon_shutdown_limit
             ),
+            mm_budget_mb=base.mm_budget_mb
+            if given.photon_mm_budget_mb is None
+            else _megabytes(_flag("mm_budget_mb"), given.photon_mm_budget_mb),
             allow_version=given.photon_allow_version or base.allow_version,
         )
         return config, rest
@@ -136,6 +157,7 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
         "loop": "Scheduler loop",
         "lane": "Where the two-slot loop runs its forwards",
         "prefill_overlap": "Between two prefills in a row",
+        "pictures": "Pictures in requests",
     }
     for field, choices in CHOICES.items():
         meanings = "; ".join(f"{name}: {text}" for name, text in choices.items())
@@ -150,6 +172,12 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
         metavar="SECONDS",
         help="After SIGTERM, running requests may end within so many seconds (default "
         f"{PhotonConfig.shutdown_limit:g}); then they are aborted and the server ends.",
+    )
+    parser.add_argument(
+        _flag("mm_budget_mb"),
+        metavar="MB",
+        help="Host memory for images that are decoded or wait, all tokenizer workers together. "
+        "Beyond it requests with images wait, then get status 503. 0: a quarter of the machine's.",
     )
     parser.add_argument(
         "--photon-allow-version",
@@ -178,6 +206,14 @@ def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float
         return float(value) if value else default
     except ValueError as error:
         raise UsageError(f"{variable} is {value!r}", "Set it to a number of seconds") from error
+
+
+def _megabytes(name: str, value: str | None) -> int:
+    if not value:
+        return 0
+    if not value.isascii() or not value.isdigit():
+        raise UsageError(f"{name} is {value!r}", "Give a whole number of megabytes")
+    return int(value)
 
 
 class _Parser(argparse.ArgumentParser):

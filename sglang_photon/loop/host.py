@@ -73,7 +73,10 @@ class Host(Protocol):
         """Whether nothing may be planned for now."""
 
     def receive(self) -> None:
-        """Take in what has arrived; never waits."""
+        """Take in what has arrived and what there is time for; never waits."""
+
+    def chores(self) -> None:
+        """Do what may be put off, for as long as the forwards in flight leave time."""
 
     def settle_reason(self) -> str | None:
         """Why the next plan must see every step committed; None: it need not."""

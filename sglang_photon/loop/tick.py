@@ -3,9 +3,10 @@
     host    [plan t+1][launch t+1][commit t ][plan t+2][launch t+2][commit t+1]
     device  ====== forward t =====|====== forward t+1 =====|====== forward t+2 =
 
-A tick receives, plans, launches and commits, in this order: what a launch needs of the step before
-is read on the device, so the host commits a step while the next one runs. A step that cannot be
-sampled before that commit (a grammar, a penalty) is launched without sampling, and sampled after.
+A tick receives, plans, launches, does chores and commits, in this order: what a launch needs of the
+step before is read on the device, so the host commits a step while the next one runs. Chores are
+what may wait, for as long as both forwards leave time. A step that cannot be sampled before that
+commit (a grammar, a penalty) is launched without sampling, and sampled after.
 
 The loop is correct for any engine by falling back to less overlap, never to other results: a plan
 that must see everything committed is *settled* first, a step that must not be overtaken runs in
@@ -15,11 +16,13 @@ that must see everything committed is *settled* first, a step that must not be o
 from __future__ import annotations
 
 import enum
+import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from sglang_photon.ingest.slack import ForwardClock
 from sglang_photon.loop.host import Host, Release, Work
 from sglang_photon.loop.ledger import Ledger
 from sglang_photon.records import LaunchHandle, StepKind, StepPlan
@@ -63,6 +66,7 @@ class PhotonLoop:
         prefill_overlap: whether a prefill may be launched before the last one is committed.
         follows_clock: whether this process may look at the device's progress to decide. False
             where several ranks must decide alike.
+        forwards: is told when forwards begin and end.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class PhotonLoop:
         slots: Sequence[DecodeSlot],
         prefill_overlap: PrefillOverlap = PrefillOverlap.AUTO,
         follows_clock: bool = True,
+        forwards: ForwardClock | None = None,
     ) -> None:
         self._host = host
         self._lane = lane
@@ -82,6 +87,7 @@ class PhotonLoop:
         self._follows_clock = follows_clock
         self.pipeline = Pipeline(slots=len(self._slots))
         self.ledger = Ledger(pipeline=self.pipeline)
+        self.forwards = ForwardClock() if forwards is None else forwards
         self.stats = LoopStats()
 
     def run(self) -> None:
@@ -108,6 +114,7 @@ class PhotonLoop:
             return
         handle = self._launch(work)
         if self.pipeline.in_flight > 1:
+            self._host.chores()
             self._commit_oldest()
         if work.samples_later:
             self._sample(handle, work)
@@ -174,6 +181,7 @@ class PhotonLoop:
         if before is not None and self._lane.asynchronous:
             self.stats.late += self._lane.done(self._slots[before.slot])  # P8
         self._lane.submit(slot, work.forward, kind=work.kind)  # P1
+        self.forwards.launched(work.kind)
         if not work.samples_later:
             self._lane.copy(slot, partial(work.read_back, slot))
         return handle
@@ -188,7 +196,9 @@ class PhotonLoop:
     def _commit_oldest(self) -> None:
         pending = self.pipeline.begin_commit()
         index = pending.handle.slot
+        asked = time.perf_counter()
         self._lane.wait(self._slots[index])  # P6: the only wait of a steady tick
+        self.forwards.arrived(waited=time.perf_counter() - asked)
         work, self._works[index] = self._works[index], None
         assert work is not None, "a launched slot has its work"
         work.commit(zombies=len(pending.zombies))

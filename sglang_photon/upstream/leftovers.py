@@ -4,7 +4,8 @@ Every start makes five files for sockets in the temporary folder and one segment
 for load reports. SGLang ends its processes by SIGKILL and removes none of them, so a machine on
 which servers come and go fills up. Nothing of SGLang is changed for this, stock loops included: the
 launcher gives its own process a temporary folder and asks SGLang's objects for the segment's name.
-A launcher that is killed removes nothing; the next one removes its folder.
+A launcher that is killed removes nothing; the next one removes its folder, and the pictures that
+its processes had in shared memory.
 
 Python's multiprocessing keeps named semaphores and segments, and a helper process that removes them
 when all processes are gone. SGLang kills that helper with all other children. Here the helper is
@@ -25,6 +26,8 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+from sglang_photon.ingest import segments
+
 PREFIX = "photon-"
 LOCK = "lock"
 SOCKET_NAME = "tmpabcdefgh"
@@ -37,6 +40,7 @@ def removed() -> Iterator[None]:
     """Run a server inside; its processes must have ended before this block does."""
     start_helper()
     sweep(Path(tempfile.gettempdir()))
+    segments.sweep()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     usual = tempfile.tempdir
     if len(str(folder / SOCKET_NAME)) <= LONGEST_SOCKET_PATH:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
+import torch
 from sglang.srt.managers import scheduler as upstream
 from sglang.srt.managers.io_struct import (
     AbortReq,
@@ -18,12 +21,15 @@ from sglang.srt.managers.io_struct import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
-from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler import Scheduler, _MultimodalInputProcessingError
 from sglang.srt.utils.common import DynamicGradMode
 
 import sglang_photon
 from sglang_photon.config import PhotonConfig
 from sglang_photon.errors import PhotonError, refuse
+from sglang_photon.ingest.slack import ForwardClock
+from sglang_photon.ipc.handles import HandleError
+from sglang_photon.ipc.producers import PoolAnnouncement, ProducerEnded
 from sglang_photon.loop.eligibility import PHOTON, LoopChoice, choose_loop
 from sglang_photon.loop.tick import PhotonLoop, PrefillOverlap
 from sglang_photon.records import StepKind
@@ -33,6 +39,9 @@ from sglang_photon.upstream.facts import lane_for, loop_facts, make_slots
 from sglang_photon.upstream.grammars import GrammarDeadlines
 from sglang_photon.upstream.host import SchedulerHost
 from sglang_photon.upstream.inflight import InFlight
+from sglang_photon.upstream.ipc_binding import IpcBinding
+from sglang_photon.upstream.receiving import Inbox
+from sglang_photon.upstream.release import released_aside
 from sglang_photon.upstream.row_batch import RowBatch
 from sglang_photon.upstream.row_facts import rows_fit
 from sglang_photon.upstream.takeover import takeover
@@ -41,6 +50,8 @@ from sglang_photon.upstream.waiting import SocketWaiter
 logger = logging.getLogger(__name__)
 
 OVERLAPPING_MESSAGES = (
+    PoolAnnouncement,
+    ProducerEnded,
     AbortReq,
     BatchTokenizedEmbeddingReqInput,
     BatchTokenizedGenerateReqInput,
@@ -64,6 +75,9 @@ class PhotonScheduler(Scheduler):
         # Forked before there is a device or a thread.
         self.photon_compilers = CompilerProcess()
         self.photon_rows: RowBatch | None = None
+        self.photon_holds: Callable[..., None] | None = None
+        self.photon_ipc: IpcBinding | None = None
+        self.photon_inbox: Inbox | None = None
         super().__init__(server_args, port_args)
         self.photon_choice = self._choose_loop()
         if self.photon_choice.loop != PHOTON:
@@ -108,7 +122,7 @@ class PhotonScheduler(Scheduler):
             self._come_to_rest()
         if self.photon_rows is not None and recv_reqs:
             self.photon_rows.messages_arrived()
-        super().process_input_requests(recv_reqs)
+        super().process_input_requests([one for one in recv_reqs if not self._is_ours(one)])
 
     def update_running_batch(self, batch: Any) -> Any:
         """Plan a decode: on rows where they fit, else as upstream.
@@ -149,6 +163,47 @@ class PhotonScheduler(Scheduler):
         self.photon_compilers.close()
         super().release_host_resources()
 
+    def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None:
+        """A request is eligible, unless the inbox prepares it ahead of its turn."""
+        if self.photon_holds is None:
+            super()._add_request_to_queue(req, is_retracted)
+        else:
+            self.photon_holds(req, is_retracted=is_retracted)
+
+    def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
+        """Plan; a prefill's pictures must have been copied before its forward runs."""
+        plan = super().get_next_batch_to_run(running_batch, last_batch)
+        batch = plan.batch_to_run
+        if self.photon_ipc is not None and batch is not None and batch.forward_mode.is_extend():
+            self.photon_ipc.arrive(batch.reqs, self.forward_stream)
+        return plan
+
+    def _get_multimodal_inputs(self, mm_inputs: Any) -> Any:
+        """Take pictures in; one that cannot be read ends its request, not the scheduler."""
+        if self.photon_ipc is None:
+            return super()._get_multimodal_inputs(mm_inputs)
+        # Without its hash a tensor is read at once.
+        items = getattr(mm_inputs, "mm_items", ())
+        self.photon_ipc.beside = all(item.hash is not None for item in items)
+        try:
+            return super()._get_multimodal_inputs(mm_inputs)
+        except HandleError as error:
+            raise _MultimodalInputProcessingError(str(error)) from error
+        finally:
+            self.photon_ipc.beside = False
+
+    def _is_ours(self, message: Any) -> bool:
+        """Handle what a producer of pictures, or the first rank about one, has to say."""
+        if isinstance(message, PoolAnnouncement):
+            if self.photon_ipc is not None:
+                self.photon_ipc.announce(message)
+        elif isinstance(message, ProducerEnded):
+            if self.photon_ipc is not None:
+                self.photon_ipc.ended(message.producer)
+        else:
+            return False
+        return True
+
     def make_lane(self) -> Lane:
         """Where forwards run; in-process schedulers bring their own."""
         return lane_for(self, self.photon_config.lane)
@@ -166,17 +221,27 @@ class PhotonScheduler(Scheduler):
         return choice
 
     def _run_photon_loop(self) -> None:
-        channels = self.ipc_channels
         grammars = GrammarDeadlines(self.grammar_manager)
         compile_elsewhere(
             self.grammar_manager.grammar_backend, self.photon_compilers, limit_s=grammars.seconds
         )
         lane = self.make_lane()
         self.photon_rows = RowBatch(self) if rows_fit(self) else None
+        forwards = ForwardClock()
+        if self.device == "cuda":
+            self.photon_ipc = IpcBinding.on_cuda(torch.cuda.current_device())
+        if Inbox.fits(self):
+            self.photon_inbox = Inbox(
+                scheduler=self,
+                forwards=forwards,
+                paced=lane.asynchronous,
+                binding=self.photon_ipc,
+            )
         host = SchedulerHost(
             scheduler=self,
-            waiter=SocketWaiter([self.recv_from_tokenizer, channels.recv_from_rpc]),
+            waiter=SocketWaiter([self.recv_from_tokenizer, self.ipc_channels.recv_from_rpc]),
             grammars=grammars,
+            inbox=self.photon_inbox,
         )
         loop = PhotonLoop(
             host=host,
@@ -184,17 +249,22 @@ class PhotonScheduler(Scheduler):
             slots=make_slots(self),
             prefill_overlap=PrefillOverlap(self.photon_config.prefill_overlap),
             follows_clock=self.tp_size == 1,
+            forwards=forwards,
         )
         self.photon_loop = loop
         self.result_queue = InFlight(loop)
         self.enable_skip_finishing_decode = True
-        try:
-            with takeover(loop, host.penalties, self.photon_rows):
-                loop.run()
-                if self.photon_rows is not None:
-                    self.photon_rows.hand_back(self.running_batch)
-        finally:
-            lane.close()
+        with ExitStack() as stack:
+            if self.photon_ipc is not None:
+                stack.enter_context(self.photon_ipc.bound())
+            stack.callback(lane.close)
+            if self.photon_inbox is not None:
+                stack.callback(self.photon_inbox.close)
+            stack.enter_context(takeover(loop, host.penalties, self.photon_rows))
+            stack.enter_context(released_aside())
+            loop.run()
+            if self.photon_rows is not None:
+                self.photon_rows.hand_back(self.running_batch)
 
     def _come_to_rest(self) -> None:
         """Nothing in flight, and upstream's bookkeeping up to date."""

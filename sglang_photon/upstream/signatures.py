@@ -188,7 +188,87 @@ ROWS = {
     }.items()
     for method, names in methods.items()
 }
-SCHEDULER_PROCESS = {**ENTRY, **LOOP, **ROWS}
+INTAKE = {
+    f"sglang.srt.{path}": names
+    for path, names in {
+        "managers.io_struct:msgpack_decode": ("data",),
+        "managers.schedule_batch:MultimodalInputs.release_features": ("self",),
+        "managers.scheduler:Scheduler._add_request_to_queue": ("self", "req", "is_retracted"),
+        "managers.scheduler:Scheduler._get_multimodal_inputs": ("self", "mm_inputs"),
+        "multimodal.transport.cuda_ipc:_pool_handle_cache_get_or_open": (
+            "cache_key",
+            "pool_handle",
+        ),
+        "multimodal.transport.cuda_ipc:CudaIpcTensorTransportProxy._open_pool_slice": (
+            "self",
+            "rebuild_device_idx",
+        ),
+        "multimodal.transport.cuda_ipc:CudaIpcTensorTransportProxy._reconstruct_from_ipc_extra": (
+            "self",
+            "ipc_extra",
+            "use_cache",
+            "rebuild_device_idx",
+        ),
+        "multimodal.transport.cuda_ipc:CudaIpcTensorTransportProxy"
+        "._retain_storage_until_stream_completes": ("self", "storage", "device_id"),
+        "multimodal.transport.cuda_ipc:CudaIpcTensorTransportProxy.reconstruct_on_target_device": (
+            "self",
+            "rebuild_device_idx",
+            "consumer_count",
+            "consumer_rank",
+        ),
+        "managers.scheduler_components.request_receiver:SchedulerRequestReceiver"
+        "._finalize_shm_features": ("self", "recv_reqs"),
+        "managers.scheduler_components.request_receiver:SchedulerRequestReceiver._pull_raw_reqs": (
+            "self",
+        ),
+        "managers.scheduler_components.request_receiver:SchedulerRequestReceiver"
+        ".unwrap_pickle_wrapper": ("self", "recv_reqs"),
+    }.items()
+}
+TOKENIZER = {
+    f"sglang.srt.{path}": names
+    for path, names in {
+        "managers.mm_utils:discard_shm_features": ("obj",),
+        "managers.mm_utils:wrap_shm_features": ("obj",),
+        "managers.tokenizer_manager:TokenizerManager._create_tokenized_object": (
+            "self",
+            "obj",
+            "input_text",
+            "input_ids",
+            "input_embeds",
+            "mm_inputs",
+            "token_type_ids",
+        ),
+        "managers.tokenizer_manager:TokenizerManager._send_one_request": ("self", "tokenized_obj"),
+        "managers.tokenizer_manager:TokenizerManager.generate_request": ("self", "obj", "request"),
+        "managers.tokenizer_manager:TokenizerManager.set_startup_time": ("self", "startup_time"),
+        "multimodal.transport.cuda_ipc:MmItemMemoryPool.wrap_tensor": (
+            "self",
+            "tensor",
+            "use_pool_handle_cache",
+        ),
+        "multimodal.cache:resolve_multimodal_item_hash": (
+            "existing_hash",
+            "feature",
+            "precomputed_embeddings",
+            "namespace",
+        ),
+        "utils.common:get_image_bytes": ("image_file",),
+        "utils.common:is_jpeg_with_cuda": ("image_bytes", "gpu_image_decode"),
+        "multimodal.processors.base_processor:BaseMultimodalProcessor._load_single_item": (
+            "data",
+            "modality",
+            "frame_count_limit",
+            "audio_sample_rate",
+            "discard_alpha_channel",
+        ),
+        "multimodal.processors.base_processor:BaseMultimodalProcessor"
+        "._precompute_hashes_before_cpu_transfer": ("self", "mm_items"),
+    }.items()
+}
+"""Checked in the processes of tokenizers, once SGLang has resolved its arguments."""
+SCHEDULER_PROCESS = {**ENTRY, **LOOP, **ROWS, **INTAKE}
 LAUNCHER = {
     "sglang.srt.plugins:load_plugins": (),
     "sglang.srt.plugins.hook_registry:HookRegistry.register": (
@@ -199,6 +279,7 @@ LAUNCHER = {
     ),
     "sglang.srt.server_args:prepare_server_args": ("argv",),
     "sglang.srt.server_args:ServerArgs.add_cli_args": ("parser",),
+    "sglang.srt.server_args:ServerArgs.resolve_once": ("self",),
     "sglang.launch_server:run_server": ("server_args",),
     "sglang.srt.utils:kill_process_tree": (
         "parent_pid",
@@ -207,6 +288,10 @@ LAUNCHER = {
         "wait_timeout",
     ),
 }
+RESOLUTION = {
+    "sglang.srt.arg_groups.serving_hook:handle_multimodal_feature_transport": ("server_args",),
+}
+"""Checked when SGLang begins to resolve its arguments."""
 AFTER_START = {
     "sglang.srt.entrypoints.http_server:get_global_state": (),
     **{
@@ -220,9 +305,9 @@ AFTER_START = {
         }.items()
     },
 }
-"""Of the process that serves clients. Checked by `photon doctor` and the contract tests only: to
-import this before SGLang has resolved its arguments would change what it reads then."""
-ALL = {**SCHEDULER_PROCESS, **LAUNCHER, **AFTER_START}
+"""Called when a server ends. Checked by `photon doctor` and the contract tests only: importing this
+before SGLang has resolved its arguments would change what it reads from the environment."""
+ALL = {**SCHEDULER_PROCESS, **TOKENIZER, **LAUNCHER, **RESOLUTION, **AFTER_START}
 
 
 def mismatches(expected: dict[str, tuple[str, ...]]) -> list[str]:

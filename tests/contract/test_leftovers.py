@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from sglang.srt.utils.stale_shm_cleanup import make_shm_name
 
+from sglang_photon.ingest import segments
 from sglang_photon.upstream import leftovers
 
 
@@ -83,3 +86,9 @@ def test_named_semaphores_and_segments_are_removed_after_a_brutal_end() -> None:
         time.sleep(0.05)
     assert [path.exists() for path in left] == [False, False]
     assert ended.stderr == ""
+
+
+def test_the_names_of_segments_are_the_ones_that_are_swept() -> None:
+    match = segments.SEGMENT.fullmatch(make_shm_name("mm"))
+    assert match is not None
+    assert int(match["pid"]) == os.getpid()

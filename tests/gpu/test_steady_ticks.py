@@ -108,6 +108,9 @@ class Engine:
             self.before = driver_memory()
             torch.cuda.set_sync_debug_mode("error")
 
+    def chores(self) -> None:
+        pass
+
     def settle_reason(self) -> None:
         return None
 

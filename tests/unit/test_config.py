@@ -50,7 +50,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_one() -> None:
 
 def test_an_unknown_flag_far_from_all_lists_them() -> None:
     with pytest.raises(
-        UsageError, match="--photon-loop, --photon-lane, --photon-prefill-overlap, --photon-sh"
+        UsageError, match="--photon-loop, --photon-lane, --photon-prefill-overlap, --photon-"
     ):
         parse("--photon-xyzzy")
 

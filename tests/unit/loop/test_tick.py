@@ -72,6 +72,9 @@ class Engine:
     def receive(self) -> None:
         """Nothing arrives."""
 
+    def chores(self) -> None:
+        self.log.append("chores")
+
     def settle_reason(self) -> str | None:
         return self.settle
 
@@ -145,7 +148,8 @@ def test_a_step_is_launched_before_the_one_before_is_committed() -> None:
     table.loop.run()
     assert [step.staged_in for step in steps] == [0, 1, 0]
     assert [line for line in table.log if not line.startswith(("plan", "copy"))] == [
-        *("forward 0", "forward 1", "commit 0", "forward 2", "commit 1", "commit 2"),
+        *("forward 0", "forward 1", "chores", "commit 0"),
+        *("forward 2", "chores", "commit 1", "commit 2"),
     ]
 
 
@@ -154,7 +158,7 @@ def test_a_constrained_step_is_sampled_after_the_commit_of_the_one_before() -> N
     table.loop.run()
     assert table.log == [
         *("plan 0", "forward 0", "copy 0"),
-        *("plan 1", "forward 1", "commit 0", "prepare 1", "sample 1", "copy 1"),
+        *("plan 1", "forward 1", "chores", "commit 0", "prepare 1", "sample 1", "copy 1"),
         *("plan", "commit 1"),
     ]
 
