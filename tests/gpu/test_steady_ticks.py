@@ -58,6 +58,9 @@ class Step:
         self._masks = masks
         self._slot: DecodeSlot | None = None
 
+    def stage(self, slot: DecodeSlot) -> None:
+        pass
+
     def forward(self) -> None:
         self._logits = self._decoder.logits()
         if not self.samples_later:
