@@ -184,11 +184,13 @@ class PlainLines:
     """A line now and then on stderr, where that is no terminal."""
 
     def __init__(self) -> None:
-        self._last = time.monotonic()
+        self._last: float | None = None
 
     def show(self, tally: Tally) -> None:
         """If it is time for a line."""
-        if time.monotonic() - self._last >= LINE_EVERY_S:
+        if self._last is None:
+            self._last = time.monotonic()
+        elif time.monotonic() - self._last >= LINE_EVERY_S:
             self._last = time.monotonic()
             self.say(f"{tally.skipped + tally.ended}/{tally.total}  {tally.words()}")
 
