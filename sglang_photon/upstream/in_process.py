@@ -82,10 +82,25 @@ class _Receiver:
     def __init__(self, scheduler: Any, source: Source) -> None:
         self._scheduler = scheduler
         self._source = source
+        self._arrived: list[Any] | None = None
+
+    def look(self) -> bool:
+        """Ask the source, once until the next round; whether a round has something to do."""
+        if self._arrived is None:
+            self._arrived = self._source.poll(self._scheduler)
+        return bool(self._arrived) or (
+            self._source.exhausted() and self._scheduler.is_fully_idle()
+        )
+
+    def forget(self) -> None:
+        """The source may be asked again."""
+        self._arrived = None
 
     def recv_requests(self, local_reqs: Sequence[Any] | None = None) -> list[Any]:
         scheduler = self._scheduler
-        messages = [*self._source.poll(scheduler), *(local_reqs or ())]
+        self.look()
+        arrived, self._arrived = self._arrived or (), None
+        messages = [*arrived, *(local_reqs or ())]
         if not messages and self._source.exhausted() and scheduler.is_fully_idle():
             scheduler.gracefully_exit = True
         return messages
@@ -109,6 +124,13 @@ def _without_sockets(base: type) -> type:
 
         def make_lane(self) -> Lane:
             return self.lane_factory()
+
+        def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
+            # As an `Inbox` does: no round without news.
+            if isinstance(self, PhotonScheduler) and not self.request_receiver.look():
+                self.request_receiver.forget()
+                return []
+            return super().ingest_requests(stop_at_pause)
 
     return InProcess
 
