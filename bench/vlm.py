@@ -128,7 +128,10 @@ def main(argv: Sequence[str]) -> int:
             for loop in LOOPS:
                 _progress(f"repetition {repetition + 1}: {profile}, {loop}")
                 with VlmBench.open(
-                    loop=loop, at_once=options.chats, gpu=SimulatedGpu(profile)
+                    loop=loop,
+                    at_once=options.chats,
+                    hashed=loop == "photon" or options.hashed_upstream,
+                    gpu=SimulatedGpu(profile),
                 ) as bench:
                     figures = bench.measure(requests=options.requests)
                 measured.setdefault((profile, loop), []).append(figures)
@@ -212,6 +215,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--chats", type=int, default=64, help="at once")
     parser.add_argument("--requests", type=int, default=320, help="chats, one after another")
     parser.add_argument("--reps", type=int, default=3, help="repetitions; medians are shown")
+    parser.add_argument(
+        "--hashed-upstream",
+        action="store_true",
+        help="SGLang's loops with SGLANG_MM_PRECOMPUTE_HASH, which is off by default",
+    )
     parser.add_argument("--http", action="store_true", help="also a real server on this CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the throughputs")

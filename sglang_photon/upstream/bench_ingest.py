@@ -158,7 +158,10 @@ class IngestBench:
         began, ended = lives[0][0], lives[-1][1]
         during = [later - earlier for earlier, later in pairs if began < later < ended]
         worst = [
-            max(later - earlier for earlier, later in pairs if due < later < due + WINDOW_S)
+            max(
+                (b - a for a, b in pairs if b > due and a < due + WINDOW_S),
+                default=0.0,
+            )
             for due in dues
         ]
         firsts = [at[0] - due for at, due in zip(pictures, dues, strict=True)]

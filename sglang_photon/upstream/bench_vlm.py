@@ -33,12 +33,15 @@ class VlmBench:
         loop: the loop it runs.
         address: makes an address of a word.
         chats: how many at once.
+        hashed: whether the tokenizer process hashes the pixels.
         gpu: seconds of a step: `decode(rows, context)` and `prefill(tokens, image tokens)`.
     """
 
-    def __init__(self, *, scheduler: Any, loop: str, address: Any, at_once: int, gpu: Any) -> None:
+    def __init__(
+        self, *, scheduler: Any, loop: str, address: Any, at_once: int, hashed: bool, gpu: Any
+    ) -> None:
         self._scheduler = scheduler
-        self._hashed = loop == "photon"
+        self._hashed = hashed
         self._address = address
         self._at_once = at_once
         self._gpu = gpu
@@ -51,7 +54,7 @@ class VlmBench:
 
     @classmethod
     @contextmanager
-    def open(cls, *, loop: str, at_once: int, gpu: Any) -> Iterator[VlmBench]:
+    def open(cls, *, loop: str, at_once: int, hashed: bool, gpu: Any) -> Iterator[VlmBench]:
         """A scheduler for that many chats at once."""
         arguments = [
             *("--model-path", names.resolve(MODEL).path),
@@ -60,7 +63,14 @@ class VlmBench:
             *("--chunked-prefill-size", "8192", "--disable-radix-cache"),
         ]
         with scheduler_with_sockets(arguments, loop=loop) as (scheduler, address):
-            bench = cls(scheduler=scheduler, loop=loop, address=address, at_once=at_once, gpu=gpu)
+            bench = cls(
+                scheduler=scheduler,
+                loop=loop,
+                address=address,
+                at_once=at_once,
+                hashed=hashed,
+                gpu=gpu,
+            )
             try:
                 yield bench
             finally:
