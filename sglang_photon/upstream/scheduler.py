@@ -31,6 +31,7 @@ from sglang_photon.upstream.facts import lane_for, loop_facts, make_slots
 from sglang_photon.upstream.grammars import GrammarDeadlines
 from sglang_photon.upstream.host import SchedulerHost
 from sglang_photon.upstream.inflight import InFlight
+from sglang_photon.upstream.metering import make_export, make_meter
 from sglang_photon.upstream.takeover import takeover
 from sglang_photon.upstream.waiting import SocketWaiter
 
@@ -59,6 +60,7 @@ class PhotonScheduler(Scheduler):
         self.photon_loop: PhotonLoop | None = None
         super().__init__(server_args, port_args)
         self.photon_choice = self._choose_loop()
+        self.photon_export = make_export(self)
 
     def get_init_info(self) -> dict[str, Any]:
         """Upstream's handshake, and which loop runs; the server shows it under `/server_info`."""
@@ -147,6 +149,7 @@ class PhotonScheduler(Scheduler):
             slots=make_slots(self),
             prefill_overlap=PrefillOverlap(self.photon_config.prefill_overlap),
             follows_clock=self.tp_size == 1,
+            meter=make_meter(self, lane=lane.name),
         )
         self.photon_loop = loop
         self.result_queue = InFlight(loop)
@@ -166,5 +169,5 @@ class PhotonScheduler(Scheduler):
         forced = upstream.TEST_RETRACT and self.forward_ct % upstream.TEST_RETRACT_INTERVAL == 0
         if not staying or not (forced or not batch.check_decode_mem(selected_indices=staying)):
             return False
-        loop.stats.settled["the KV pool is full"] += 1
+        loop.meter.settles("the KV pool is full")
         return True
