@@ -35,7 +35,16 @@ PREFILL_OVERLAPS = {
     "always": "launch it before: most throughput",
     "never": "commit the last one first: earliest first token",
 }
-CHOICES = {"loop": LOOPS, "lane": LANES, "prefill_overlap": PREFILL_OVERLAPS}
+METERS = {
+    "auto": "Photon's scheduler records its steps, stock SGLang stays untouched",
+    "on": "the stock loops too: their scheduler is subclassed to take times, and for nothing else",
+}
+CHOICES = {
+    "loop": LOOPS,
+    "lane": LANES,
+    "prefill_overlap": PREFILL_OVERLAPS,
+    "meter": METERS,
+}
 """Fields that take one of a few words, each with what it means."""
 
 TRUE = frozenset({"1", "true", "yes", "on"})
@@ -50,12 +59,14 @@ class PhotonConfig:
         loop: which scheduler loop runs, a key of `LOOPS`.
         lane: where the two-slot loop runs its forwards, a key of `LANES`.
         prefill_overlap: what it does between two prefills, a key of `PREFILL_OVERLAPS`.
+        meter: which loops record their steps for `photon profile`, a key of `METERS`.
         allow_version: start with another SGLang release than the one this package is built for.
     """
 
     loop: str = "auto"
     lane: str = "auto"
     prefill_overlap: str = "auto"
+    meter: str = "auto"
     allow_version: bool = False
 
     def __post_init__(self) -> None:
@@ -69,6 +80,11 @@ class PhotonConfig:
     @property
     def stock(self) -> bool:
         """True where SGLang must run without any patch of ours."""
+        return self.stock_loop and self.meter != "on"
+
+    @property
+    def stock_loop(self) -> bool:
+        """True where the loop is SGLang's."""
         return self.loop in ("sglang", "blocking")
 
     def to_environment(self) -> dict[str, str]:
@@ -123,6 +139,7 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
         "loop": "Scheduler loop",
         "lane": "Where the two-slot loop runs its forwards",
         "prefill_overlap": "Between two prefills in a row",
+        "meter": "Step records for `photon profile`",
     }
     for field, choices in CHOICES.items():
         meanings = "; ".join(f"{name}: {text}" for name, text in choices.items())

@@ -6,8 +6,8 @@ events, which say how far apart they are but not when they were; `HostClock` fin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 Busy = tuple[float, float, float]
 """Start and end of the device's work on a step, and the seconds in between that it waited for the
@@ -35,6 +35,44 @@ class BusyTimes:
     def of(self, slot: int) -> Busy | None:
         """When the device worked on the slot's newest step."""
         return self._times.get(slot)
+
+
+class DeviceTimes(Protocol):
+    """Takes the times of steps, one at a time and in order."""
+
+    def begins(self, slot: int, stream: Any, *, forward: bool) -> None:
+        """Before a job's work is queued on a stream, or done."""
+
+    def ends(self, slot: int, stream: Any, *, forward: bool) -> None:
+        """After it."""
+
+    def of(self, slot: int) -> Busy | None:
+        """When the device worked on the slot's newest step."""
+
+
+class WallTimes:
+    """For work in the caller's own thread.
+
+    Args:
+        clock: in seconds.
+    """
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began = 0.0
+        self._times = BusyTimes()
+
+    def begins(self, slot: int, stream: Any, *, forward: bool) -> None:  # noqa: ARG002
+        """Look at the clock."""
+        self._began = self._clock()
+
+    def ends(self, slot: int, stream: Any, *, forward: bool) -> None:  # noqa: ARG002
+        """Look again."""
+        self._times.note(slot, start=self._began, end=self._clock(), forward=forward)
+
+    def of(self, slot: int) -> Busy | None:
+        """When the work was done."""
+        return self._times.of(slot)
 
 
 class HostClock:
@@ -74,7 +112,7 @@ class EventTimes:
         clock: the host's, in seconds.
     """
 
-    def __init__(self, *, cuda: Any, clock: Any) -> None:
+    def __init__(self, *, cuda: Any, clock: Callable[[], float]) -> None:
         self._sets = [[cuda.Event(enable_timing=True) for _ in range(4)] for _ in range(TURNS)]
         self._clock = clock
         self._host = HostClock()

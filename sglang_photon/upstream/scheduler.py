@@ -18,7 +18,6 @@ from sglang.srt.managers.io_struct import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
-from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.utils.common import DynamicGradMode
 
 import sglang_photon
@@ -31,7 +30,8 @@ from sglang_photon.upstream.facts import lane_for, loop_facts, make_slots
 from sglang_photon.upstream.grammars import GrammarDeadlines
 from sglang_photon.upstream.host import SchedulerHost
 from sglang_photon.upstream.inflight import InFlight
-from sglang_photon.upstream.metering import make_export, make_meter
+from sglang_photon.upstream.metered import MeteredScheduler
+from sglang_photon.upstream.metering import make_meter
 from sglang_photon.upstream.takeover import takeover
 from sglang_photon.upstream.waiting import SocketWaiter
 
@@ -48,10 +48,10 @@ OVERLAPPING_MESSAGES = (
 profiler, reports) is rare and finds the scheduler at rest."""
 
 
-class PhotonScheduler(Scheduler):
+class PhotonScheduler(MeteredScheduler):
     """The scheduler that SGLang constructs once the plugin has replaced its class.
 
-    SGLang's plugin framework rebinds the module attribute `Scheduler` everywhere, in this module
+    SGLang's plugin framework rebinds the module attribute `Scheduler` everywhere, in our modules
     too: use `super()`, never the name.
     """
 
@@ -60,11 +60,6 @@ class PhotonScheduler(Scheduler):
         self.photon_loop: PhotonLoop | None = None
         super().__init__(server_args, port_args)
         self.photon_choice = self._choose_loop()
-        self.photon_export = make_export(self)
-
-    def get_init_info(self) -> dict[str, Any]:
-        """Upstream's handshake, and which loop runs; the server shows it under `/server_info`."""
-        return {**super().get_init_info(), "photon": self.photon_state()}
 
     def photon_state(self) -> dict[str, str]:
         """Version of this package, the loop in use and why it was chosen."""
