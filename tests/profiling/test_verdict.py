@@ -1,0 +1,56 @@
+"""The verdict on planted faults: it gets a process id, and never the device's clock."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.profiling.planted import planted, verdict
+
+SECONDS = 3
+MAX_IDLE_PCT = 5
+"""The faults make 10 % and more; other work on the machine makes a few."""
+
+SOAK = int(os.environ.get("PHOTON_SOAK_RUNS", "20"))
+PHASE = {"intake": "receive", "hidden copy": "plan", "slow commit": "commit"}
+FAULTS = ("none", "intake", "hidden copy", "slow commit", "starving client")
+
+
+def judge(fault: str, folder: Path, runs: int) -> None:
+    with planted(fault, folder) as target:
+        for run in range(runs):
+            function = target.plant()
+            flags = ("--seconds", SECONDS, "--rate", 200, "--max-idle", MAX_IDLE_PCT)
+            code, said, text = verdict(target.pid, folder, *flags)
+            idle = said["idle_pct"] + said["unfed_pct"]
+            truth = target.idle_pct(tuple(said["span"]))
+            assert idle == pytest.approx(truth, abs=2.0), f"run {run}: {text}"
+            assert said["span"][1] - said["span"][0] == pytest.approx(SECONDS, abs=1.0)
+            if fault in PHASE:
+                first = said["causes"][0]
+                assert code == 2, text
+                assert first["phase"] == PHASE[fault], text
+                assert function in first["function"], text
+                assert first["waits_for_device"] == (fault == "hidden copy")
+            else:
+                assert code == 0, text
+                assert said["bubbles"] is False
+                assert function not in text
+            if fault == "starving client":
+                assert said["unfed_pct"] > 30
+                assert "send more at once" in text
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_planted_cause_is_named(fault: str, tmp_path: Path) -> None:
+    judge(fault, tmp_path, 3)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_planted_cause_is_named_again_and_again(fault: str, tmp_path: Path) -> None:
+    judge(fault, tmp_path, SOAK)
