@@ -14,6 +14,7 @@ usage: photon COMMAND [arguments]
   serve    start a server: takes every flag of SGLang's launcher and --photon-* flags
   doctor   check this machine and this installation, one line each
   bench    benchmarks: the scheduler loops side by side
+  profile  record a running server; are there bubbles, and who makes them
   roofline the floor of a decode step and a prefill on a GPU, from sizes and data sheets
   version  print the version
 
@@ -53,6 +54,12 @@ def _roofline(argv: Sequence[str]) -> int:
     return command.main(argv)
 
 
+def _profile(argv: Sequence[str]) -> int:
+    from sglang_photon.profiling import command
+
+    return command.main(argv)
+
+
 def _bench(argv: Sequence[str]) -> int:
     from sglang_photon.bench import __main__ as bench
 
@@ -69,6 +76,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "doctor": _doctor,
     "bench": _bench,
+    "profile": _profile,
     "roofline": _roofline,
     "version": _version,
 }
