@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_photon.errors import PhotonError, UsageError
+from sglang_photon.observe.reader import StepReader
 from sglang_photon.profiling.targets import Server, Target
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ class InProcess:
         targets: schedulers only.
         folder: on a disk that the server writes to as well.
         options: how long, how often.
+
+    Raises:
+        NoStepsError: a scheduler is not one of ours, which alone knows how to sample itself.
     """
 
     def __init__(
@@ -45,6 +49,10 @@ class InProcess:
                 f"Process {server.root} has no HTTP port to ask for samples",
                 "Use --in-process with a server",
             )
+        for target in targets:
+            if target.role == "scheduler":
+                # SGLang's own scheduler would start torch's profiler instead, and never stop it.
+                StepReader.of_process(target.pid)
         self._port = server.port
         self._targets = [target for target in targets if target.role == "scheduler"]
         self._folder = folder

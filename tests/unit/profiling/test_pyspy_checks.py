@@ -75,6 +75,31 @@ def test_py_01_no_right_to_attach(
     assert "TracerPid:\t0\n" in Path(f"/proc/{victim.pid}/status").read_text()
 
 
+NOTHING = """
+[ "$1" = --version ] && { echo py-spy 0.4.3; exit; }
+while [ "$1" != --output ]; do shift; done
+out="$2"
+trap 'echo "[]" > "$out"; echo "Samples: 0 Errors: 0"; exit' INT
+echo "Sampling process 100 times a second"
+while :; do sleep 0.05; done
+"""
+
+
+def test_no_samples_at_all_are_a_valid_recording(
+    tmp_path: Path,
+    victim: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tool = find_tool(stub(tmp_path / "bin", NOTHING))
+    monkeypatch.setattr(pyspy, "find_tool", lambda: tool)
+    out = tmp_path / "out"
+    words = ["record", "--pid", str(victim.pid), "--seconds", "0.3", "--output", str(out)]
+    assert main(words) == 0
+    assert "no stacks: 100 % waiting" in capsys.readouterr().out
+    assert "cannot tell" in (out / "report.html").read_text()
+
+
 WRITER = """
 from sglang_photon.observe.meter import StepMeter
 from sglang_photon.records import StepKind
