@@ -33,6 +33,7 @@ DRAWS = 1000
 FEWEST_SAMPLES = 10
 SETTLED_SHARE = 0.1
 BUSY_CORES_PCT = 2.0
+STARVED_PCT = 10.0
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,6 +76,7 @@ class Verdict:
         t_pipe_ms: a step, as it is; `t_device_ms`: the device's part; `host_ms`: the host's work.
         t_block_ms: a step of a loop that overlaps nothing; `t_block_measured`: not estimated.
         zombie_pct: of the launched rows, those that had ended; `expected_zombie_pct`: 1/L.
+        core_wait_pct: of the time, the scheduler's thread was ready to run and had no core.
         steps: how many were seen; `late_steps`: of these, with a bubble before them.
         advice: what to change.
         notes: what to know about these figures.
@@ -96,6 +98,7 @@ class Verdict:
     t_block_measured: bool = False
     zombie_pct: float | None = None
     expected_zombie_pct: float | None = None
+    core_wait_pct: float | None = None
     steps: int = 0
     late_steps: int = 0
     advice: tuple[str, ...] = ()
@@ -182,6 +185,7 @@ def judge(
         t_block_measured=measured is not None,
         zombie_pct=float(records["zombies"].sum()) / float(records["rows"].sum()) * 100,
         expected_zombie_pct=_one_over_length(records),
+        core_wait_pct=part.meta.get("core_wait_pct"),
         steps=count,
         late_steps=int(is_late.sum()),
         advice=_advice(part, records, is_late, causes if bubbles else (), unfed_pct),
@@ -234,7 +238,7 @@ def _interval(records: Records, figures: _Figures) -> tuple[float, float]:
     length = float(edges[1] - edges[0])
     drawn = np.random.default_rng(0).integers(0, WINDOWS, (DRAWS, WINDOWS))
     shares = idle[drawn].mean(axis=1) / length * 100
-    low, high = np.percentile(shares, (2.5, 97.5))
+    low, high = np.percentile(np.minimum(shares, 100.0), (2.5, 97.5))
     return float(low), float(high)
 
 
@@ -287,6 +291,9 @@ def _advice(
     unfed_pct: float,
 ) -> tuple[str, ...]:
     found: list[str] = []
+    waited = part.meta.get("core_wait_pct") or 0.0
+    if causes and waited > STARVED_PCT:
+        found.append("give the scheduler a core of its own: it often had none when it wanted one")
     if causes:
         first = causes[0]
         function = first.function or "what it does"

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -73,10 +73,22 @@ class Load:
         self._starving = starving
         self._fault = fault
         self._plant = plant
-        self._truth = truth.open("w", buffering=1)
+        self._write_truth(truth.open("w", buffering=1))
         self._next_request = 0.0
         self._closed = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
+
+    def _write_truth(self, file: TextIO) -> None:
+        """A line for each step: when it began, and how long the device had been idle by then."""
+        lane: Any = self._bench.device.lane
+        submit = lane.submit
+
+        def noted(slot: Any, job: Any, *, kind: Any = None) -> None:
+            submit(slot, job, kind=kind)
+            if kind is not None:
+                print(lane.worked(slot)[0], lane.idle, file=file)
+
+        lane.submit = noted
 
     def _listen(self) -> None:
         for line in sys.stdin:
@@ -86,8 +98,6 @@ class Load:
 
     def poll(self, scheduler: Any) -> list[Any]:
         now = time.perf_counter()
-        lane = self._bench.device.lane
-        print(now, lane.idle, file=self._truth)
         self._fault()
         if self._closed.is_set():
             return []

@@ -54,11 +54,11 @@ class Planted:
         return name
 
     def idle_pct(self, span: tuple[float, float]) -> float:
-        """The device's own idle share between two moments."""
+        """The device's own idle share from the start of one step to the end of another."""
         # The last line may be half written.
         lines = self.truth.read_text().splitlines()[:-1]
         moments, idle = np.array([[float(word) for word in line.split()] for line in lines]).T
-        before, after = np.interp(span, moments, idle)
+        before, after = idle[np.searchsorted(moments, np.array(span) + 1e-6, side="right") - 1]
         return float(after - before) / (span[1] - span[0]) * 100
 
 

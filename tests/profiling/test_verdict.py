@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.profiling.planted import planted, verdict
+from tests.profiling.planted import Planted, planted, verdict
 
 SECONDS = 3
+TRIES = 5
 MAX_IDLE_PCT = 5
 """The faults make 10 % and more; other work on the machine makes a few."""
 
@@ -18,12 +20,26 @@ PHASE = {"intake": "receive", "hidden copy": "plan", "slow commit": "commit"}
 FAULTS = ("none", "intake", "hidden copy", "slow commit", "starving client")
 
 
+def on_free_cores(target: Planted, folder: Path) -> tuple[int, dict[str, Any], str]:
+    """A verdict for which the scheduler had a core whenever it wanted one.
+
+    Otherwise the planted fault is not what makes most bubbles.
+    """
+    flags = ("--seconds", SECONDS, "--rate", 200, "--max-idle", MAX_IDLE_PCT)
+    for _ in range(TRIES):
+        found = verdict(target.pid, folder, *flags)
+        waited = found[1]["core_wait_pct"]
+        if waited is None or waited < MAX_IDLE_PCT:
+            return found
+        assert "for a core" in found[2]
+    pytest.skip(f"the scheduler waited for a core {waited:.0f} % of the time in {TRIES} tries")
+
+
 def judge(fault: str, folder: Path, runs: int) -> None:
     with planted(fault, folder) as target:
         for run in range(runs):
             function = target.plant()
-            flags = ("--seconds", SECONDS, "--rate", 200, "--max-idle", MAX_IDLE_PCT)
-            code, said, text = verdict(target.pid, folder, *flags)
+            code, said, text = on_free_cores(target, folder)
             idle = said["idle_pct"] + said["unfed_pct"]
             truth = target.idle_pct(tuple(said["span"]))
             assert idle == pytest.approx(truth, abs=2.0), f"run {run}: {text}"
