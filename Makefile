@@ -12,7 +12,7 @@ STARTER = $(or $(PYTHON),$(shell command -v python3 || command -v python3.14 || 
 	command -v python3.13 || command -v python3.12 || command -v python3.11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check clean
+.PHONY: help setup demo serve test soak check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | awk -F '\t' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ serve: setup ## keep a server with the demo model running (ARGS="--port 8000 ...
 
 test: setup ## all tests (ARGS="-k name ...")
 	@$(RUN) -m pytest $(ARGS)
+
+soak: setup ## the long tests, those marked "soak" (ARGS="--schedules 1000 -k name ...")
+	@$(RUN) -m pytest -m soak $(ARGS)
 
 check: setup ## lint, format, types, spelling, layout
 	@$(RUN) -m ruff check .

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from sglang_photon import reference
 from sglang_photon.errors import PhotonError, UsageError, report
 
-BENCHMARKS = {"loops": "three scheduler loops on one simulated device"}
+BENCHMARKS = {
+    "loops": "three scheduler loops on one simulated device",
+    "batch": "batch jobs: rows per second, device idle, memory, kills",
+    "ingest": "requests with pictures beside streaming text, on a simulated device",
+    "vlm": "many image chats at once, on a simulated H100 or B200",
+    "ipc": "handles of device memory: opened again, kept in a dict, kept in our cache",
+}
 
 
 def main(argv: Sequence[str]) -> int:

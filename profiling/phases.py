@@ -33,6 +33,7 @@ PHOTON = {
     ("loop/tick.py", "_sample"): "sample",
     ("upstream/host.py", "receive"): "receive",
     ("upstream/host.py", "plan"): "plan",
+    ("upstream/host.py", "chores"): "chores",
     ("upstream/host.py", "release"): "commit",
     ("upstream/host.py", "rest"): IDLE,
     ("upstream/host.py", "wait_paused"): IDLE,

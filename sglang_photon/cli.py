@@ -12,8 +12,9 @@ USAGE = """\
 usage: photon COMMAND [arguments]
 
   serve    start a server: takes every flag of SGLang's launcher and --photon-* flags
+  batch    a job over many pictures or texts: survives, and resumes
   doctor   check this machine and this installation, one line each
-  bench    benchmarks: the scheduler loops side by side
+  bench    benchmarks: the scheduler loops, requests with pictures, handles
   profile  record a running server; are there bubbles, and who makes them
   roofline the floor of a decode step and a prefill on a GPU, from sizes and data sheets
   version  print the version
@@ -40,6 +41,12 @@ def _serve(argv: Sequence[str]) -> int:
     from sglang_photon import launch_server
 
     return launch_server.main(argv)
+
+
+def _batch(argv: Sequence[str]) -> int:
+    from sglang_photon.batch import command
+
+    return command.main(argv)
 
 
 def _doctor(argv: Sequence[str]) -> int:
@@ -74,6 +81,7 @@ def _version(argv: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
+    "batch": _batch,
     "doctor": _doctor,
     "bench": _bench,
     "profile": _profile,

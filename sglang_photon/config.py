@@ -39,11 +39,16 @@ METERS = {
     "auto": "Photon's scheduler records its steps, stock SGLang stays untouched",
     "on": "the stock loops too: their scheduler is subclassed to take times, and for nothing else",
 }
+PICTURES = {
+    "auto": "turned as EXIF says, transparency on white, 16 bits per channel scaled to 8",
+    "sglang": "as SGLang decodes them",
+}
 CHOICES = {
     "loop": LOOPS,
     "lane": LANES,
     "prefill_overlap": PREFILL_OVERLAPS,
     "meter": METERS,
+    "pictures": PICTURES,
 }
 """Fields that take one of a few words, each with what it means."""
 
@@ -60,6 +65,10 @@ class PhotonConfig:
         lane: where the two-slot loop runs its forwards, a key of `LANES`.
         prefill_overlap: what it does between two prefills, a key of `PREFILL_OVERLAPS`.
         meter: which loops record their steps for `photon profile`, a key of `METERS`.
+        shutdown_limit: seconds after SIGTERM until requests that still run are aborted.
+        pictures: what is done to a picture before the model's processor, a key of `PICTURES`.
+        mm_budget_mb: megabytes of host memory for pictures that are decoded or wait; 0: a quarter
+            of the machine's.
         allow_version: start with another SGLang release than the one this package is built for.
     """
 
@@ -67,6 +76,9 @@ class PhotonConfig:
     lane: str = "auto"
     prefill_overlap: str = "auto"
     meter: str = "auto"
+    shutdown_limit: float = 20.0
+    pictures: str = "auto"
+    mm_budget_mb: int = 0
     allow_version: bool = False
 
     def __post_init__(self) -> None:
@@ -76,6 +88,10 @@ class PhotonConfig:
                 raise UsageError(
                     f"{_flag(field)} is {value!r}", f"Choose one of: {', '.join(choices)}"
                 )
+        if not 0 <= self.shutdown_limit < float("inf"):
+            raise UsageError(
+                f"{_flag('shutdown_limit')} is {self.shutdown_limit:g}", "Give seconds, 0 or more"
+            )
 
     @property
     def stock(self) -> bool:
@@ -92,6 +108,8 @@ class PhotonConfig:
         return {
             SWITCH: "0" if self.stock else "1",
             **{_variable(field): getattr(self, field) for field in CHOICES},
+            _variable("shutdown_limit"): f"{self.shutdown_limit:g}",
+            _variable("mm_budget_mb"): str(self.mm_budget_mb),
             _variable("allow_version"): "1" if self.allow_version else "0",
         }
 
@@ -104,6 +122,10 @@ class PhotonConfig:
         """
         return cls(
             **{field: environ.get(_variable(field)) or "auto" for field in CHOICES},
+            shutdown_limit=_seconds(environ, _variable("shutdown_limit"), cls.shutdown_limit),
+            mm_budget_mb=_megabytes(
+                _variable("mm_budget_mb"), environ.get(_variable("mm_budget_mb"))
+            ),
             allow_version=truth(environ, _variable("allow_version")),
         )
 
@@ -128,6 +150,14 @@ class PhotonConfig:
                 field: getattr(given, f"photon_{field}") or getattr(base, field)
                 for field in CHOICES
             },
+            shutdown_limit=(
+                base.shutdown_limit
+                if given.photon_shutdown_limit is None
+                else given.photon_shutdown_limit
+            ),
+            mm_budget_mb=base.mm_budget_mb
+            if given.photon_mm_budget_mb is None
+            else _megabytes(_flag("mm_budget_mb"), given.photon_mm_budget_mb),
             allow_version=given.photon_allow_version or base.allow_version,
         )
         return config, rest
@@ -140,6 +170,7 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
         "lane": "Where the two-slot loop runs its forwards",
         "prefill_overlap": "Between two prefills in a row",
         "meter": "Step records for `photon profile`",
+        "pictures": "Pictures in requests",
     }
     for field, choices in CHOICES.items():
         meanings = "; ".join(f"{name}: {text}" for name, text in choices.items())
@@ -148,6 +179,19 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
             metavar="{" + ",".join(choices) + "}",
             help=f"{subjects[field]}. {meanings}",
         )
+    parser.add_argument(
+        _flag("shutdown_limit"),
+        type=float,
+        metavar="SECONDS",
+        help="After SIGTERM, running requests may end within so many seconds (default "
+        f"{PhotonConfig.shutdown_limit:g}); then they are aborted and the server ends.",
+    )
+    parser.add_argument(
+        _flag("mm_budget_mb"),
+        metavar="MB",
+        help="Host memory for images that are decoded or wait, all tokenizer workers together. "
+        "Beyond it requests with images wait, then get status 503. 0: a quarter of the machine's.",
+    )
     parser.add_argument(
         "--photon-allow-version",
         action="store_true",
@@ -167,6 +211,22 @@ def truth(environ: Mapping[str, str], variable: str) -> bool:
     if value in FALSE:
         return False
     raise UsageError(f"{variable} is {value!r}", "Set it to 1 or 0")
+
+
+def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
+    value = environ.get(variable)
+    try:
+        return float(value) if value else default
+    except ValueError as error:
+        raise UsageError(f"{variable} is {value!r}", "Set it to a number of seconds") from error
+
+
+def _megabytes(name: str, value: str | None) -> int:
+    if not value:
+        return 0
+    if not value.isascii() or not value.isdigit():
+        raise UsageError(f"{name} is {value!r}", "Give a whole number of megabytes")
+    return int(value)
 
 
 class _Parser(argparse.ArgumentParser):

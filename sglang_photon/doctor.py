@@ -30,6 +30,8 @@ MIN_SHM_BYTES = 1 << 30
 CAP_SYS_PTRACE = 19
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
+POOL_SETTING, DEFAULT_POOL_MB = "SGLANG_MM_FEATURE_CACHE_MB", "1024"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -194,6 +196,18 @@ def check_shared_memory() -> Finding:
     )
 
 
+def check_images() -> Finding:
+    """Which way pictures go to the scheduler, if nobody says --mm-feature-transport."""
+    import torch
+
+    if _accelerator() and torch.version.cuda:
+        pool = os.environ.get(POOL_SETTING) or DEFAULT_POOL_MB
+        detail = f"cuda_ipc, {pool} MiB of GPU memory ({POOL_SETTING}); cpu opts out"
+    else:
+        detail = "cpu: through shared memory"
+    return Finding(name="images", ok=True, detail=f"--mm-feature-transport {detail}")
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     check_python,
     check_torch,
@@ -203,6 +217,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_plugin,
     check_ptrace,
     check_shared_memory,
+    check_images,
 )
 
 

@@ -26,14 +26,14 @@ class StepPlan:
 
     Attributes:
         kind: prefill (also with decode rows mixed in) or decode.
-        rows: every row that the forward reads or writes, each once.
+        rows: every row that the forward reads or writes.
         samples_later: some row's next token depends on what the commit of the step before
             decides (a grammar, a penalty, a processor that sees the text), so the forward is
             launched alone and sampled after that commit.
     """
 
     kind: StepKind
-    rows: tuple[int, ...]
+    rows: frozenset[int]
     samples_later: bool = False
 
 

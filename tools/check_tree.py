@@ -44,7 +44,7 @@ SEAM = f"{PACKAGE}.upstream"
 # Never import torch, not even inside a function.
 NEVER_TORCH = re.compile(rf"{PACKAGE}\.(slots\.state|ipc\.handle_cache|profiling(\..+)?)")
 # Load without torch; their functions may import it.
-LATE_TORCH = re.compile(rf"{PACKAGE}(\.(cli|config|errors|reference))?")
+LATE_TORCH = re.compile(rf"{PACKAGE}(\.(cli|config|errors|reference|batch(\..+)?))?")
 
 SOURCE_FOLDERS = (PACKAGE, "profiling", "bench", "tests", "tools")
 SKIPPED = re.compile(r"\..*cache|\.git|\.venv|\.hypothesis|__pycache__|build|dist|.*\.egg-info")

@@ -42,6 +42,9 @@ class Work(Protocol):
     def lockstep(self) -> str | None:
         """Why this step must be committed before anything else is planned; None: it need not."""
 
+    def stage(self, slot: DecodeSlot) -> None:
+        """Host, at the launch: write what the forward reads into its slot."""
+
     def forward(self) -> None:
         """Lane: the forward, and the sampling too unless the step samples later."""
 
@@ -70,7 +73,10 @@ class Host(Protocol):
         """Whether nothing may be planned for now."""
 
     def receive(self) -> None:
-        """Take in what has arrived; never waits."""
+        """Take in what has arrived and what there is time for; never waits."""
+
+    def chores(self) -> None:
+        """Do what may be put off, for as long as the forwards in flight leave time."""
 
     def settle_reason(self) -> str | None:
         """Why the next plan must see every step committed; None: it need not."""

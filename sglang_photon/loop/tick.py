@@ -3,9 +3,10 @@
     host    [plan t+1][launch t+1][commit t ][plan t+2][launch t+2][commit t+1]
     device  ====== forward t =====|====== forward t+1 =====|====== forward t+2 =
 
-A tick receives, plans, launches and commits, in this order: what a launch needs of the step before
-is read on the device, so the host commits a step while the next one runs. A step that cannot be
-sampled before that commit (a grammar, a penalty) is launched without sampling, and sampled after.
+A tick receives, plans, launches, does chores and commits, in this order: what a launch needs of the
+step before is read on the device, so the host commits a step while the next one runs. Chores are
+what may wait, for as long as both forwards leave time. A step that cannot be sampled before that
+commit (a grammar, a penalty) is launched without sampling, and sampled after.
 Where the time of a tick goes is told to a `StepMeter`, phase by phase.
 
 The loop is correct for any engine by falling back to less overlap, never to other results: a plan
@@ -16,13 +17,15 @@ that must see everything committed is *settled* first, a step that must not be o
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Hashable, Sequence
 from functools import partial
 
+from sglang_photon.ingest.slack import ForwardClock
 from sglang_photon.loop.host import Host, Release, Work
 from sglang_photon.loop.ledger import Ledger
 from sglang_photon.observe.meter import StepMeter
-from sglang_photon.observe.phases import COMMIT, LAUNCH, PLAN, RECEIVE, SAMPLE, WAIT
+from sglang_photon.observe.phases import CHORES, COMMIT, LAUNCH, PLAN, RECEIVE, SAMPLE, WAIT
 from sglang_photon.records import LaunchHandle, StepKind, StepPlan
 from sglang_photon.slots.lane import Lane
 from sglang_photon.slots.slot import DecodeSlot
@@ -47,6 +50,7 @@ class PhotonLoop:
         prefill_overlap: whether a prefill may be launched before the last one is committed.
         follows_clock: whether this process may look at the device's progress to decide. False
             where several ranks must decide alike.
+        forwards: is told when forwards begin and end.
         meter: told where the time goes.
     """
 
@@ -58,6 +62,7 @@ class PhotonLoop:
         slots: Sequence[DecodeSlot],
         prefill_overlap: PrefillOverlap = PrefillOverlap.AUTO,
         follows_clock: bool = True,
+        forwards: ForwardClock | None = None,
         meter: StepMeter | None = None,
     ) -> None:
         self._host = host
@@ -68,20 +73,21 @@ class PhotonLoop:
         self._follows_clock = follows_clock
         self.pipeline = Pipeline(slots=len(self._slots))
         self.ledger = Ledger(pipeline=self.pipeline)
+        self.forwards = ForwardClock() if forwards is None else forwards
         self.meter = meter or StepMeter()
         self.stats = self.meter.stats
 
     def run(self) -> None:
         """Tick until the host says that it is over, then come to rest."""
+        self._receive()
         while not self._host.exiting:
-            self.meter.enter(RECEIVE)
-            self._host.receive()
             if self._host.paused:
                 self.drain()
                 self.meter.rests()
                 self._host.wait_paused()
             else:
                 self.tick()
+            self._receive()
         self.drain()
 
     def tick(self) -> None:
@@ -98,6 +104,8 @@ class PhotonLoop:
             return
         handle = self._launch(work)
         if self.pipeline.in_flight > 1:
+            self.meter.enter(CHORES)
+            self._host.chores()
             self._commit_oldest()
         if work.samples_later:
             self._sample(handle, work)
@@ -128,6 +136,10 @@ class PhotonLoop:
         """The engine takes a request back to its queue; nothing in flight may refer to it."""
         self.ledger.withdraw(request)
 
+    def _receive(self) -> None:
+        self.meter.enter(RECEIVE)
+        self._host.receive()
+
     def _settle(self) -> None:
         if self.pipeline.is_empty:
             return
@@ -157,13 +169,15 @@ class PhotonLoop:
 
     def _launch(self, work: Work) -> LaunchHandle:
         self.meter.enter(LAUNCH)
-        rows = tuple(self.ledger.row(request) for request in work.riders)
+        rows = self.ledger.rows(work.riders)
         handle = self.pipeline.launch(
             StepPlan(kind=work.kind, rows=rows, samples_later=work.samples_later)
         )
         slot = self._slots[handle.slot]
         self._works[handle.slot] = work
+        work.stage(slot)
         self._lane.submit(slot, work.forward, kind=work.kind)  # P1
+        self.forwards.launched(work.kind)
         if not work.samples_later:
             self._lane.copy(slot, partial(work.read_back, slot))
         self.meter.launched(
@@ -186,8 +200,10 @@ class PhotonLoop:
     def _commit_oldest(self) -> None:
         pending = self.pipeline.begin_commit()
         index = pending.handle.slot
+        asked = time.perf_counter()
         self.meter.enter(WAIT)
         self._lane.wait(self._slots[index])  # P6: the only wait of a steady tick
+        self.forwards.arrived(waited=time.perf_counter() - asked)
         self.meter.enter(COMMIT)
         work, self._works[index] = self._works[index], None
         assert work is not None, "a launched slot has its work"

@@ -29,8 +29,9 @@ COUNTERS: dict[str, tuple[str | None, str]] = {
     "device_busy_seconds": (None, "Seconds in which the device worked."),
     "device_idle_seconds": (
         "cause",
-        "Seconds in which the device was idle; the cause is a phase, or 'nothing to run'.",
+        "Seconds in which the device was idle while rows were runnable, by the host's phase.",
     ),
+    "device_unfed_seconds": (None, "Seconds in which it was idle with nothing to run."),
     "host_seconds": ("phase", "Seconds of the scheduler's thread."),
 }
 """Names without prefix and `_total`; the label besides SGLang's; what is counted."""
@@ -78,7 +79,7 @@ class PrometheusExport:
         self._add("commits", stats.commits)
         self._add("drains", stats.drains)
         self._add("device_busy_seconds", stats.busy_s)
-        self._add("device_idle_seconds", stats.unfed_s, "nothing to run")
+        self._add("device_unfed_seconds", stats.unfed_s)
         for name, counts in (
             ("settled", stats.settled),
             ("lockstep", stats.lockstep),

@@ -91,6 +91,8 @@ class RealClock:
 
     def sleep_until(self, moment: float) -> None:
         """Sleep, then wait the last moments awake."""
+        if time.perf_counter() >= moment:
+            return
         started = time.thread_time()
         while (rest := moment - time.perf_counter()) > 0:
             if rest > self.SPIN:

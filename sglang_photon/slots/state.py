@@ -14,6 +14,10 @@ A slot goes free -> in flight -> being committed -> free. A row is opened, rides
 step holds one reference), is finalized once its result is known, and is handed back for release
 when no step refers to it any more. A finalized row that still rides is a *zombie*.
 
+References are not stored but read off the steps: a row has one for each step that is in flight or
+being committed and holds it. A step's rows are one frozen set, so a launch of hundreds of rows
+costs a few set operations, and a commit costs as much as rows have ended.
+
 Invariants (docs/INVARIANTS.md): P2 FIFO commits, P3 reference counts, P4 two-phase slots, P5 single
 release. P1 (one lane) is the lanes' business; the launch order it refers to is `step` here.
 
@@ -63,16 +67,6 @@ class RowInFlightError(PipelineError):
     """A row with references whose resources were asked for."""
 
 
-class TooManyReferencesError(PipelineError):
-    """A row in more steps than there are slots, or twice in one step."""
-
-
-@dataclass(slots=True)
-class _Row:
-    inflight_refs: int = 0
-    finalized: bool = False
-
-
 @dataclass(slots=True)
 class _Step:
     handle: LaunchHandle
@@ -91,7 +85,8 @@ class Pipeline:
         self._free = deque(range(slots))
         self._flight: deque[_Step] = deque()
         self._commit: PendingCommit | None = None
-        self._rows: dict[int, _Row] = {}
+        self._running: set[int] = set()
+        self._ended: set[int] = set()
         self._next_row = 0
         self._next_step = 0
         self._launched_rows = 0
@@ -120,7 +115,7 @@ class Pipeline:
     @property
     def open_rows(self) -> int:
         """Rows that hold resources."""
-        return len(self._rows)
+        return len(self._running) + len(self._ended)
 
     @property
     def launched_rows(self) -> int:
@@ -133,18 +128,28 @@ class Pipeline:
         return self._zombie_rows
 
     def inflight_refs(self, row: int) -> int:
-        """Steps that hold the row: launched, or being committed."""
-        return self._row(row).inflight_refs
+        """Steps that hold the row: launched, or being committed.
+
+        Raises:
+            UnknownRowError: the row is not open.
+        """
+        self._check_open(row)
+        return self._references(row)
 
     def is_finalized(self, row: int) -> bool:
-        """Whether the row's result is known."""
-        return self._row(row).finalized
+        """Whether the row's result is known.
+
+        Raises:
+            UnknownRowError: the row is not open.
+        """
+        self._check_open(row)
+        return row in self._ended
 
     def open_row(self) -> int:
         """Give out a name for a row that is about to ride."""
         row = self._next_row
         self._next_row += 1
-        self._rows[row] = _Row()
+        self._running.add(row)
         return row
 
     def launch(self, plan: StepPlan) -> LaunchHandle:
@@ -153,7 +158,7 @@ class Pipeline:
         Raises:
             NoFreeSlotError: every slot is in use.
             NotSampledError: the step in flight has not been sampled, so its tokens cannot be read.
-            RowEndedError, UnknownRowError, TooManyReferencesError: a row cannot ride.
+            RowEndedError, UnknownRowError: a row cannot ride.
         """
         if not self._free:
             raise NoFreeSlotError(
@@ -163,11 +168,10 @@ class Pipeline:
             raise NotSampledError(
                 f"Step {self._next_step} would read tokens that are not sampled yet"
             )
-        self._check_riders(plan.rows)
+        if not plan.rows <= self._running:
+            self._refuse(plan.rows - self._running)
         handle = LaunchHandle(step=self._next_step, slot=self._free.popleft(), plan=plan)
         self._next_step += 1
-        for row in plan.rows:
-            self._rows[row].inflight_refs += 1
         self._launched_rows += len(plan.rows)
         self._flight.append(_Step(handle, sampled=not plan.samples_later))
         return handle
@@ -197,7 +201,7 @@ class Pipeline:
         if not self._flight[0].sampled:
             raise NotSampledError(f"Step {self._flight[0].handle.step} has not been sampled")
         handle = self._flight.popleft().handle
-        zombies = frozenset(row for row in handle.plan.rows if self._rows[row].finalized)
+        zombies = handle.plan.rows & self._ended
         self._zombie_rows += len(zombies)
         self._commit = PendingCommit(handle=handle, zombies=zombies)
         return self._commit
@@ -206,7 +210,7 @@ class Pipeline:
         """Free the slot (P4) and drop the step's references.
 
         Returns:
-            The finalized rows that no step refers to any more, in the step's order. Their
+            The finalized rows that no step refers to any more, the one opened first first. Their
             resources must be released now; the pipeline has forgotten them (P5).
 
         Raises:
@@ -216,9 +220,9 @@ class Pipeline:
             raise OutOfOrderError(f"Step {pending.handle.step} is not being committed")
         self._commit = None
         self._free.append(pending.handle.slot)
-        for row in pending.handle.plan.rows:
-            self._rows[row].inflight_refs -= 1
-        return tuple(row for row in pending.handle.plan.rows if self._forget_if_done(row))
+        done = tuple(sorted(row for row in self._ended if not self._references(row)))
+        self._ended.difference_update(done)
+        return done
 
     def finalize(self, row: int) -> bool:
         """Mark that the row's result is known and has left.
@@ -230,45 +234,38 @@ class Pipeline:
         Raises:
             UnknownRowError, RowEndedError: it was not running.
         """
-        state = self._row(row)
-        if state.finalized:
+        self._check_open(row)
+        if row in self._ended:
             raise RowEndedError(f"Row {row} is finalized twice")
-        state.finalized = True
-        return self._forget_if_done(row)
+        self._running.remove(row)
+        if not self._references(row):
+            return True
+        self._ended.add(row)
+        return False
 
     def withdraw(self, row: int) -> None:
         """Forget a row that leaves without a result (retracted): nothing may refer to it.
 
         Raises:
+            UnknownRowError: the row is not open.
             RowInFlightError: a step holds it.
-            RowEndedError: it has a result, and is released instead.
         """
-        state = self._row(row)
-        if state.inflight_refs:
-            raise RowInFlightError(f"Row {row} is withdrawn with {state.inflight_refs} references")
-        if state.finalized:
-            raise RowEndedError(f"Row {row} is withdrawn after its end")
-        del self._rows[row]
+        self._check_open(row)
+        if references := self._references(row):
+            raise RowInFlightError(f"Row {row} is withdrawn with {references} references")
+        self._running.remove(row)
 
-    def _row(self, row: int) -> _Row:
-        state = self._rows.get(row)
-        if state is None:
+    def _check_open(self, row: int) -> None:
+        if row not in self._running and row not in self._ended:
             raise UnknownRowError(f"Row {row} is not open")
-        return state
 
-    def _check_riders(self, rows: tuple[int, ...]) -> None:
-        if len(set(rows)) != len(rows):
-            raise TooManyReferencesError("A row is in one step twice")
-        for row in rows:
-            state = self._row(row)
-            if state.finalized:
-                raise RowEndedError(f"Row {row} has ended and would be launched again")
-            if state.inflight_refs >= self._slots:  # P3
-                raise TooManyReferencesError(f"Row {row} is in {state.inflight_refs} steps already")
+    def _references(self, row: int) -> int:
+        """At most as many as there are slots: each holds one step, and a step its rows once. P3."""
+        committing = self._commit is not None and row in self._commit.handle.plan.rows
+        return committing + sum(row in step.handle.plan.rows for step in self._flight)
 
-    def _forget_if_done(self, row: int) -> bool:
-        state = self._rows[row]
-        if not state.finalized or state.inflight_refs:
-            return False
-        del self._rows[row]
-        return True
+    def _refuse(self, rows: frozenset[int]) -> None:
+        row = min(rows)
+        if row in self._ended:
+            raise RowEndedError(f"Row {row} has ended and would be launched again")
+        raise UnknownRowError(f"Row {row} is not open")

@@ -30,6 +30,7 @@ class _Mark:
     wall: float
     host: float
     idle: float
+    busy: float
     forwards: int
 
 
@@ -109,6 +110,7 @@ class Bench:
             wall=time.perf_counter(),
             host=time.thread_time() - self.device.clock.spun,
             idle=self.device.lane.idle,
+            busy=self.device.lane.busy,
             forwards=self.device.lane.forwards,
         )
 
@@ -131,6 +133,7 @@ class Bench:
         return {
             "wall_us": wall / count * 1e6,
             "host_us": (last.host - first.host) / count * 1e6,
+            "device_us": (last.busy - first.busy) / count * 1e6,
             "idle_pct": (last.idle - first.idle) / wall * 100,
             "tok_s": batch * count / wall,
             "zombie_pct": self._zombie_share() * 100 if self._photon else None,

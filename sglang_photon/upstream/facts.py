@@ -82,5 +82,6 @@ def make_slots(scheduler: Any) -> tuple[DecodeSlot, ...]:
     rows = scheduler.req_to_token_pool.size + 1
     pinned = scheduler.device == "cuda"
     return tuple(
-        DecodeSlot.allocate(index=index, max_rows=rows, pinned=pinned) for index in range(SLOTS)
+        DecodeSlot.allocate(index=index, max_rows=rows, pinned=pinned, device=scheduler.device)
+        for index in range(SLOTS)
     )

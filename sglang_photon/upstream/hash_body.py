@@ -42,6 +42,8 @@ class HashBody:
         """Give a runner's model this body, and a head whose products are exact in float32."""
         body = cls(runner)
         runner.model.model.forward = body.forward
+        if hasattr(runner.model, "get_image_feature"):
+            runner.model.get_image_feature = body.image_features
         head = runner.model.lm_head.weight
         head.data = (head.data * 2**10).round().clamp(-(2**10), 2**10) / 2**10
         return body
@@ -62,6 +64,16 @@ class HashBody:
             digests = self._extend(tokens, forward_batch)
         self._digests[forward_batch.out_cache_loc] = digests
         return self._table[digests % TABLE_ROWS]
+
+    def image_features(self, items: list[Any]) -> torch.Tensor:
+        """Embeddings of pictures, (tokens, hidden): of each token's patches, exact in any batch."""
+        found = []
+        for item in items:
+            patches = (item.feature.float() * 2**12).round().long()
+            tokens = sum(end + 1 - start for start, end in item.offsets)
+            digests = patches.reshape(tokens, -1).sum(dim=-1)
+            found.append(self._table[digests % TABLE_ROWS])
+        return torch.cat(found)
 
     def _decode(self, tokens: torch.Tensor, batch: Any) -> torch.Tensor:
         last = batch.seq_lens - 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_photon.loop.host import Release
+from sglang_photon.loop.host import Release, Work
 from sglang_photon.upstream.grammars import GrammarDeadlines
+from sglang_photon.upstream.receiving import Inbox
 from sglang_photon.upstream.step import Step
 from sglang_photon.upstream.takeover import PenaltyClock
 from sglang_photon.upstream.waiting import IDLE_SECONDS, STALLED_SECONDS, SocketWaiter
@@ -19,10 +20,20 @@ class SchedulerHost:
         scheduler: the scheduler, fully constructed.
         waiter: what blocks while nothing can run.
         grammars: time limits of grammars that compile.
+        inbox: what has arrived at this rank's sockets; None where it has none.
     """
 
-    def __init__(self, *, scheduler: Any, waiter: SocketWaiter, grammars: GrammarDeadlines) -> None:
+    def __init__(
+        self,
+        *,
+        scheduler: Any,
+        waiter: SocketWaiter,
+        grammars: GrammarDeadlines,
+        inbox: Inbox | None = None,
+    ) -> None:
         self._scheduler = scheduler
+        self._rows = scheduler.photon_rows
+        self._inbox = inbox
         self._waiter = waiter
         self._grammars = grammars
         self.penalties = PenaltyClock(settled=lambda: not scheduler.result_queue)
@@ -39,7 +50,15 @@ class SchedulerHost:
 
     def receive(self) -> None:
         """Receive, broadcast to the other ranks, and dispatch."""
-        self._scheduler.ingest_requests()
+        if self._inbox is None:
+            self._scheduler.ingest_requests()
+        else:
+            self._inbox.receive()
+
+    def chores(self) -> None:
+        """Take requests in while the forwards in flight leave time."""
+        if self._inbox is not None:
+            self._inbox.work()
 
     def settle_reason(self) -> str | None:
         """What planning would do to a row that may be in flight."""
@@ -59,9 +78,11 @@ class SchedulerHost:
             scheduler.waiting_queue and not scheduler.running_batch.batch_is_full
         )
 
-    def plan(self) -> Step | None:
+    def plan(self) -> Work | None:
         """Let SGLang decide the next batch and reserve its rows and pages."""
-        scheduler = self._scheduler
+        scheduler, rows = self._scheduler, self._rows
+        if rows is not None and rows.again():
+            return rows.step(penalties_due=self.penalties.take())
         self._grammars.enforce()
         plan = scheduler.get_next_batch_to_run(
             running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
@@ -73,11 +94,15 @@ class SchedulerHost:
         if batch is None:
             scheduler._sched_idled = True
             return None
+        if rows is not None and rows.is_prepared(batch):
+            return rows.step(penalties_due=penalties_due)
         return Step(scheduler=scheduler, batch=batch, penalties_due=penalties_due)
 
     def rest(self) -> None:
         """SGLang's idle checks, then sleep until a message arrives."""
         scheduler = self._scheduler
+        if self._inbox is not None and self._inbox.pending:
+            return
         scheduler.on_idle()
         self._waiter.wait(IDLE_SECONDS if scheduler.is_fully_idle() else STALLED_SECONDS)
 

@@ -8,6 +8,9 @@ three loops: `blocking`, `sglang` (SGLang's overlap loop), `photon`.
 from __future__ import annotations
 
 import gc
+import pickle
+import random
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +29,7 @@ from sglang.srt.server_args import PortArgs, prepare_server_args
 from sglang_photon.errors import UsageError
 from sglang_photon.slots.lane import InlineLane, Lane
 from sglang_photon.upstream.metered import MeteredScheduler
+from sglang_photon.upstream.row_stream import PackedTokens
 from sglang_photon.upstream.scheduler import PhotonScheduler
 
 LOOPS = ("blocking", "sglang", "photon")
@@ -68,7 +72,9 @@ class _Sink:
         self.socket = None
 
     def send_output(self, output: Any, recv_obj: Any = None) -> None:  # noqa: ARG002 - upstream's
-        self.messages.append(output)
+        # As another process would get it, where it is not the same object there.
+        packed = isinstance(output, PackedTokens)
+        self.messages.append(pickle.loads(pickle.dumps(output)) if packed else output)
 
 
 class _Receiver:
@@ -132,7 +138,7 @@ def in_process_scheduler(
     given += [*arguments, *(("--disable-overlap-schedule",) if loop == "blocking" else ())]
     server_args = prepare_server_args(given)
     check_lora_server_args(server_args)
-    ports = PortArgs.init_new(server_args)
+    ports = _ports(server_args)
     publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     kind = _without_sockets(_scheduler_class(loop, metered=metered))
     scheduler = None
@@ -141,6 +147,8 @@ def in_process_scheduler(
         scheduler.lane_factory = make_lane
         yield scheduler
     finally:
+        if loop == "photon" and scheduler is not None:
+            scheduler.photon_compilers.close()
         del scheduler
         destroy_model_parallel()
         destroy_distributed_environment()
@@ -152,6 +160,23 @@ def _scheduler_class(loop: str, *, metered: bool) -> type:
     if loop == "photon":
         return PhotonScheduler
     return MeteredScheduler if metered else Scheduler
+
+
+def _ports(server_args: Any) -> PortArgs:
+    """A port for the process groups, and addresses that nothing will listen on.
+
+    Upstream makes files for the latter. It draws the port at random, after a scheduler before has
+    seeded the generator: programs that run side by side would draw the same ones.
+    """
+    usual, state = tempfile.tempdir, random.getstate()
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        random.seed()
+        try:
+            return PortArgs.init_new(server_args)
+        finally:
+            tempfile.tempdir = usual
+            random.setstate(state)
 
 
 def run(scheduler: Any, source: Source) -> Outbox:

@@ -8,6 +8,8 @@ on a function that every scheduler process calls after the plugins are loaded, c
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +25,11 @@ from sglang_photon.upstream.version import check_version
 SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 RAY_MODULE = "sglang.srt.ray.scheduler_actor"
 ARGUMENTS = "sglang.srt.server_args.prepare_server_args"
+RESOLVED = "sglang.srt.server_args.ServerArgs.resolve_once"
+TOKENIZER_MODULE = "sglang.srt.managers.tokenizer_manager"
+HTTP_MODULE = "sglang.srt.entrypoints.http_server"
+APPLICATION = "SGLANG_HTTP_SERVER_APP_PATH"
+WORKER_APPLICATION = "sglang_photon.upstream.http_app:app"
 
 
 def install(config: PhotonConfig) -> None:
@@ -35,7 +42,8 @@ def install(config: PhotonConfig) -> None:
     """
     check_version(allow_other=config.allow_version)
     if not config.stock_loop:
-        _install_for_ray(config)
+        _install_after_parsing(config)
+        _install_for_tokenizers(config)
     if SCHEDULER_MODULE not in sys.modules:
         return
     check_signatures()
@@ -49,10 +57,13 @@ def install(config: PhotonConfig) -> None:
     )
 
 
-def _install_for_ray(config: PhotonConfig) -> None:
-    """Replace Ray's actors as soon as it is known that there will be any."""
+def _install_after_parsing(config: PhotonConfig) -> None:
+    """In the process that parses the arguments, the main one: its clients, and Ray's actors."""
 
     def after_parsing(server_args: Any, *_: Any, **__: Any) -> None:
+        from sglang_photon.upstream import clients
+
+        clients.install(shutdown_seconds=config.shutdown_limit)
         # Without Ray installed SGLang says so itself.
         if server_args.use_ray and importlib.util.find_spec("ray"):
             from sglang_photon.upstream import ray_actor
@@ -64,6 +75,32 @@ def _install_for_ray(config: PhotonConfig) -> None:
         from sglang_photon.upstream import ray_actor
 
         ray_actor.install(config)
+
+
+def _install_for_tokenizers(config: PhotonConfig) -> None:
+    """Change SGLang's tokenizer where it runs: in the main process, or in workers of its own.
+
+    Not before SGLang has resolved its arguments: that sets variables which its modules read while
+    they load.
+    """
+
+    def after_resolving(_: Any, *__: Any, **___: Any) -> None:
+        if multiprocessing.parent_process() is None or TOKENIZER_MODULE in sys.modules:
+            from sglang_photon.upstream import admission, tokenizing
+
+            tokenizing.install(config)
+            # SGLang resolves twice: before it imports its HTTP server, and when that starts.
+            if HTTP_MODULE in sys.modules:
+                admission.add_middleware(sys.modules[HTTP_MODULE].app)
+
+    def before_resolving(*_: Any, **__: Any) -> None:
+        from sglang_photon.upstream import transport_choice
+
+        transport_choice.install()
+
+    HookRegistry.register(RESOLVED, before_resolving, HookType.BEFORE)
+    HookRegistry.register(RESOLVED, after_resolving, HookType.AFTER)
+    os.environ.setdefault(APPLICATION, WORKER_APPLICATION)
 
 
 def scheduler_is_photon() -> bool:

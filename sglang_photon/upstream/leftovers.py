@@ -4,19 +4,29 @@ Every start makes five files for sockets in the temporary folder and one segment
 for load reports. SGLang ends its processes by SIGKILL and removes none of them, so a machine on
 which servers come and go fills up. Nothing of SGLang is changed for this, stock loops included: the
 launcher gives its own process a temporary folder and asks SGLang's objects for the segment's name.
-A launcher that is killed removes nothing; the next one removes its folder.
+A launcher that is killed removes nothing; the next one removes its folder, and the pictures that
+its processes had in shared memory.
+
+Python's multiprocessing keeps named semaphores and segments, and a helper process that removes them
+when all processes are gone. SGLang kills that helper with all other children. Here the helper is
+started as nobody's child, so that it outlives them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
+
+from sglang_photon.ingest import segments
 
 PREFIX = "photon-"
 LOCK = "lock"
@@ -28,7 +38,9 @@ HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 @contextmanager
 def removed() -> Iterator[None]:
     """Run a server inside; its processes must have ended before this block does."""
+    start_helper()
     sweep(Path(tempfile.gettempdir()))
+    segments.sweep()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     usual = tempfile.tempdir
     if len(str(folder / SOCKET_NAME)) <= LONGEST_SOCKET_PATH:
@@ -55,6 +67,28 @@ def sweep(parent: Path) -> None:
         with contextlib.suppress(OSError), path.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def start_helper() -> None:
+    """Start multiprocessing's helper as a grandchild whose parent has gone; once per process."""
+    tracker = resource_tracker._resource_tracker
+    if tracker._fd is not None:
+        return
+    ours, theirs = socket.socketpair()
+    between = os.fork()
+    if between == 0:
+        # It says what it removes, for those who wrote the program that forgot it.
+        sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+        try:
+            socket.send_fds(theirs, [b"."], [tracker.getfd()])
+        finally:
+            os._exit(0)
+    theirs.close()
+    with ours:
+        _, files, _, _ = socket.recv_fds(ours, 1, 1)
+    os.waitpid(between, 0)
+    # A failure changes nothing: multiprocessing then starts its helper itself.
+    tracker._fd = files[0] if files else None
 
 
 def load_segment() -> Path | None:

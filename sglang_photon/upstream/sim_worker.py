@@ -23,8 +23,8 @@ FIRST_TOKEN = 1000
 """Tokens are counted from here on, away from every end of a sequence."""
 
 
-def next_token(last: Any, vocab: int) -> Any:
-    """The token after a token, or after a prompt of that length; of numbers and tensors alike."""
+def next_token(last: int, vocab: int) -> int:
+    """The token after a token, or after a prompt of that length."""
     return FIRST_TOKEN + (last + 1) % (vocab - FIRST_TOKEN)
 
 
@@ -44,7 +44,8 @@ class SimDevice:
         self.clock = RealClock()
         self.lane = SimLane(step_time=step_time, clock=self.clock)
         self._runner = scheduler.tp_worker.model_runner
-        self._vocab = scheduler.model_config.vocab_size
+        vocab = scheduler.model_config.vocab_size
+        self._next = torch.tensor([next_token(token, vocab) for token in range(vocab)])
         self._slots = [DecodeSlot.allocate(index=i, max_rows=1, pinned=False) for i in range(TURNS)]
         self._turn = 0
         if loop == "photon":
@@ -62,14 +63,16 @@ class SimDevice:
         """When the device works on a step, for loops that record their steps."""
         return self.lane.worked(self._slots[slot])
 
-    def _compute(self, batch: Any, **_: Any) -> GenerationBatchResult:
-        forward = ForwardBatch.init_new(batch, self._runner, return_hidden_states_before_norm=False)
+    def _compute(self, batch: Any, forward_batch: Any = None, **_: Any) -> GenerationBatchResult:
+        forward = forward_batch or ForwardBatch.init_new(
+            batch, self._runner, return_hidden_states_before_norm=False
+        )
         last = forward.input_ids
         if not forward.forward_mode.is_decode():
             last = forward.seq_lens
         return GenerationBatchResult(
             logits_output=LogitsProcessorOutput(next_token_logits=None),
-            next_token_ids=next_token(last, self._vocab).to(torch.int64),
+            next_token_ids=self._next.index_select(0, last),
         )
 
     def _compute_timed(self, batch: Any, **_: Any) -> GenerationBatchResult:

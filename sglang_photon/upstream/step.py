@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import time
 from typing import Any
 
 from sglang.srt.managers.overlap_utils import resolve_forward_inputs
@@ -22,6 +21,7 @@ from sglang.srt.managers.utils import EmbeddingBatchResult, GenerationBatchResul
 
 from sglang_photon.records import StepKind
 from sglang_photon.slots.slot import DecodeSlot
+from sglang_photon.upstream.counting import NO_EVENT, count_launch
 from sglang_photon.upstream.takeover import CUMULATE
 
 
@@ -44,11 +44,11 @@ class Step:
         self.kind = StepKind.PREFILL if batch.forward_mode.is_extend() else StepKind.DECODE
         self.riders = tuple(batch.reqs)
         self.lockstep = _lockstep_reason(batch)
-        self.samples_later = scheduler.is_generation and _needs_newest_token(batch)
+        self.samples_later = scheduler.is_generation and needs_newest_token(batch)
         self.owes_first_token = self.kind is StepKind.PREFILL and any(
             req.inflight_middle_chunks <= 0 for req in batch.reqs
         )
-        _count_launch(scheduler, batch)
+        count_launch(scheduler, batch)
         self._forward_batch = _freeze(batch)
         # What the result processor reads, as it is now: the live batch moves on.
         self._committed = batch.copy()
@@ -64,9 +64,14 @@ class Step:
         """The requests, for upstream's readers of steps in flight."""
         return self._committed.reqs
 
+    def stage(self, slot: DecodeSlot) -> None:
+        """Nothing: a batch of SGLang's brings its own tensors."""
+
     def forward(self) -> None:
         """Run the model; sample as well, unless the sampling has to wait."""
         scheduler, batch = self._scheduler, self._forward_batch
+        if scheduler.photon_rows is not None:
+            scheduler.photon_rows.relay.flush_on_lane()
         resolve_forward_inputs(batch, scheduler.future_map)
         if scheduler.is_generation:
             self._result = scheduler.model_worker.forward_batch_generation(batch)
@@ -104,7 +109,7 @@ class Step:
     def read_back(self, slot: DecodeSlot) -> None:
         """Copy the tokens into the slot's buffer, and whatever else the commit will read."""
         result = self._result
-        result.copy_done = _NoEvent()
+        result.copy_done = NO_EVENT
         if isinstance(result, EmbeddingBatchResult):
             result.copy_to_cpu()
         else:
@@ -154,16 +159,6 @@ class _WithoutZombies(GenerationBatchResult):
         return super().get_num_generated_tokens(batch_size) - self.zombies
 
 
-class _NoEvent:
-    """Stands where upstream records its event: the lane has its own, reused ones."""
-
-    def record(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
 def _freeze(batch: ScheduleBatch) -> ScheduleBatch:
     """A copy of the batch that later planning cannot reach; tensors are shared, never written."""
     frozen = copy.copy(batch)
@@ -176,7 +171,7 @@ def _freeze(batch: ScheduleBatch) -> ScheduleBatch:
     return frozen
 
 
-def _needs_newest_token(batch: ScheduleBatch) -> bool:
+def needs_newest_token(batch: ScheduleBatch) -> bool:
     """Whether some row's sampling depends on a token that may still be in flight.
 
     A row that is prefilled has no such token: its text begins here, or was committed before.
@@ -197,18 +192,3 @@ def _lockstep_reason(batch: ScheduleBatch) -> str | None:
     if any(req.session is not None for req in batch.reqs):
         return "a session hands its rows to its next request"
     return None
-
-
-def _count_launch(scheduler: Any, batch: ScheduleBatch) -> None:
-    """What upstream's `run_batch` keeps count of before the forward."""
-    scheduler.metrics_reporter.record_scheduler_active(time.monotonic_ns())
-    scheduler.forward_ct += 1
-    batch.forward_iter = scheduler.forward_ct
-    batch.launch_ts = time.monotonic()
-    batch.after_idle_gap = scheduler._sched_idled
-    scheduler._sched_idled = False
-    if batch.extend_num_tokens:
-        scheduler.processed_tokens_counter += batch.extend_num_tokens
-    scheduler.profiler_manager._profile_batch_predicate(batch)
-    if scheduler.forward_sleep_time is not None:
-        time.sleep(scheduler.forward_sleep_time)

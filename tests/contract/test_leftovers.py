@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
+from sglang.srt.utils.stale_shm_cleanup import make_shm_name
 
+from sglang_photon.ingest import segments
 from sglang_photon.upstream import leftovers
 
 
@@ -51,3 +57,38 @@ def test_a_folder_too_deep_for_a_socket_is_not_made_deeper(
     with leftovers.removed():
         assert tempfile.gettempdir() == str(deep)
     assert list(deep.iterdir()) == []
+
+
+FORGETFUL = """
+import multiprocessing, os, psutil
+from multiprocessing import shared_memory
+from sglang_photon.upstream import leftovers
+
+with leftovers.removed():
+    lock = multiprocessing.get_context("spawn").Lock()
+    segment = shared_memory.SharedMemory(create=True, size=1000)
+    print(lock._semlock.name.lstrip("/"), segment.name, flush=True)
+    # As SGLang ends: every child is killed, and nothing is cleaned up.
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
+os._exit(0)
+"""
+
+
+def test_named_semaphores_and_segments_are_removed_after_a_brutal_end() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FORGETFUL], capture_output=True, text=True, check=True, timeout=50
+    )
+    semaphore, segment = ended.stdout.split()
+    left = [Path("/dev/shm", f"sem.{semaphore}"), Path("/dev/shm", segment)]
+    deadline = time.monotonic() + 10
+    while any(path.exists() for path in left) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [path.exists() for path in left] == [False, False]
+    assert ended.stderr == ""
+
+
+def test_the_names_of_segments_are_the_ones_that_are_swept() -> None:
+    match = segments.SEGMENT.fullmatch(make_shm_name("mm"))
+    assert match is not None
+    assert int(match["pid"]) == os.getpid()

@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.differential.rig import Ask, Event, Seen, rig
+from tests.differential.rig import MODEL, Ask, Event, Seen, rig
 
 PHOTON = ("photon/inline", "photon/thread", "photon/sim", "photon/instant")
 Played = list[dict[str, Seen]]
 
 
-def play(variant: str, arguments: Sequence[str], schedules: Sequence[Sequence[Event]]) -> Played:
+def play(
+    variant: str,
+    arguments: Sequence[str],
+    schedules: Sequence[Sequence[Event]],
+    *,
+    model: str = MODEL,
+) -> Played:
     """Play schedules through one loop.
 
     Args:
         variant: `blocking`, `sglang`, or `photon/` and a lane.
         arguments: of the server.
         schedules: played one after another, each from an empty cache.
+        model: a demo model's name.
     """
     loop, _, lane = variant.partition("/")
-    with rig(*arguments, loop=loop, lane=lane or "inline") as bench:
+    with rig(*arguments, loop=loop, lane=lane or "inline", model=model) as bench:
         return [bench.play(schedule) for schedule in schedules]
 
 

@@ -6,6 +6,7 @@ the same schedule inside it and asks what gave it away.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
@@ -18,9 +19,12 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from sglang_photon.loop.ledger import Ledger
 from sglang_photon.records import PendingCommit
+from sglang_photon.rows.ends import EndTable
 from sglang_photon.slots.slot import DecodeSlot
 from sglang_photon.slots.state import Pipeline
-from sglang_photon.upstream import step
+from sglang_photon.upstream import row_batch, row_step
+from sglang_photon.upstream.row_batch import RowBatch
+from sglang_photon.upstream.row_step import RowStep
 from sglang_photon.upstream.takeover import CUMULATE, PenaltyClock
 
 
@@ -129,7 +133,24 @@ def stale_token() -> AbstractContextManager[None]:
 
 def zombie_counted() -> AbstractContextManager[None]:
     """A zombie's token is counted as if a client had seen it."""
-    return _replacing(step._WithoutZombies, "of", lambda original: lambda result, zombies: result)
+
+    def mutate(original: Any) -> Any:
+        def commit(self: RowStep, *, zombies: int) -> None:
+            with _replacing(
+                row_step, "count_step", lambda count: _counting(count, len(self.riders))
+            ):
+                original(self, zombies=zombies)
+
+        return commit
+
+    return _replacing(RowStep, "commit", mutate)
+
+
+def _counting(count: Any, tokens: int) -> Any:
+    def count_step(*args: Any, **rest: Any) -> None:
+        count(*args, **{**rest, "tokens": tokens})
+
+    return count_step
 
 
 def penalty_of_the_token_before() -> AbstractContextManager[None]:
@@ -141,7 +162,7 @@ def penalty_of_the_token_before() -> AbstractContextManager[None]:
 
 def sampled_too_early() -> AbstractContextManager[None]:
     """A constrained step is sampled before the commit of the step before."""
-    return _replacing(step, "_needs_newest_token", lambda original: lambda batch: False)
+    return _replacing(row_batch, "needs_newest_token", lambda original: lambda batch: False)
 
 
 def one_buffer_for_both_slots() -> AbstractContextManager[None]:
@@ -150,35 +171,50 @@ def one_buffer_for_both_slots() -> AbstractContextManager[None]:
     def mutate(original: Any) -> Any:
         made: list[DecodeSlot] = []
 
-        def allocate(*, index: int, max_rows: int, pinned: bool) -> DecodeSlot:
-            made.append(original(index=index, max_rows=max_rows, pinned=pinned))
-            return DecodeSlot(index=index, token_ids=made[0].token_ids)
+        def allocate(**asked: Any) -> DecodeSlot:
+            made.append(original(**asked))
+            return dataclasses.replace(made[-1], token_ids=made[0].token_ids)
 
         return allocate
 
     return _replacing(DecodeSlot, "allocate", mutate)
 
 
-def batch_not_frozen() -> AbstractContextManager[None]:
-    """A forward reads the batch as later planning has left it."""
+def one_staging_for_both_slots() -> AbstractContextManager[None]:
+    """The host writes the inputs of a step where the step in flight reads its own."""
 
     def mutate(original: Any) -> Any:
-        def freeze(batch: Any) -> Any:
-            frozen = original(batch)
-            live = {name: _reading(batch, name) for name in LATER}
-            frozen.__class__ = type("Live", (frozen.__class__,), live)
-            return frozen
+        made: list[DecodeSlot] = []
 
-        return freeze
+        def allocate(**asked: Any) -> DecodeSlot:
+            made.append(original(**asked))
+            return dataclasses.replace(made[-1], staged=made[0].staged, inputs=made[0].inputs)
 
-    return _replacing(step, "_freeze", mutate)
+        return allocate
 
-
-LATER = ("seq_lens", "req_pool_indices", "out_cache_loc")
+    return _replacing(DecodeSlot, "allocate", mutate)
 
 
-def _reading(batch: Any, name: str) -> property:
-    return property(lambda self: getattr(batch, name))
+def slots_not_given_back() -> AbstractContextManager[None]:
+    """KV slots that a row held for steps to come are forgotten when it leaves."""
+
+    def mutate(original: Any) -> Any:
+        def leave(self: RowBatch, req: Any) -> None:
+            place = self._members.get(req)
+            if place is not None:
+                self._table.reserved[place] = 0
+            original(self, req)
+
+        return leave
+
+    return _replacing(RowBatch, "leave", mutate)
+
+
+def a_look_too_few() -> AbstractContextManager[None]:
+    """A token that ends a request is not looked at."""
+    return _replacing(
+        EndTable, "hits", lambda original: lambda self, tokens: original(self, tokens) & False
+    )
 
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
@@ -194,6 +230,8 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         penalty_of_the_token_before,
         sampled_too_early,
         one_buffer_for_both_slots,
-        batch_not_frozen,
+        one_staging_for_both_slots,
+        slots_not_given_back,
+        a_look_too_few,
     )
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +20,14 @@ from sglang_photon.slots.lane import InlineLane, Lane, ThreadLane
 from sglang_photon.slots.sim import SimLane, VirtualClock
 from sglang_photon.upstream.hash_body import HashBody
 from sglang_photon.upstream.in_process import in_process_scheduler, run
+from tests.differential.pictures import prepared
 
 MODEL = "demo:random:qwen2,hidden=64,layers=1,vocab=1024"
 VOCAB = 1024
 POOL = 4096
 LAST_TICK = 4000
+COMPILED_S = 30.0
+"""More than any grammar of the tests takes."""
 
 LANES: dict[str, Callable[[], Lane]] = {
     "inline": InlineLane,
@@ -51,27 +55,29 @@ ALWAYS = {"decode_ids", "finished_reasons"}
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request, and the tick in which it arrives."""
+    """One request, and the tick in which it arrives; its pictures stand before its prompt."""
 
     rid: str
     prompt: tuple[int, ...]
     at: int = 0
     params: dict[str, Any] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
+    pictures: tuple[int, ...] = ()
 
     def message(self, scheduler: Any) -> TokenizedGenerateReqInput:
         """As the tokenizer process would send it."""
         params = SamplingParams(**{"temperature": 0.0, "max_new_tokens": 8, **self.params})
         params.normalize(scheduler.tokenizer)
         params.verify(scheduler.model_config.vocab_size)
+        shown = prepared(scheduler, self.pictures, self.prompt) if self.pictures else None
         return TokenizedGenerateReqInput(
             rid=self.rid,
             sampling_params=params,
-            input_ids=array.array("q", self.prompt),
+            input_ids=array.array("q", self.prompt if shown is None else shown.input_ids),
+            mm_inputs=shown,
             **{
                 "input_text": "",
                 "input_embeds": None,
-                "mm_inputs": None,
                 "token_type_ids": None,
                 "return_logprob": False,
                 "logprob_start_len": -1,
@@ -114,13 +120,18 @@ class Script:
     Args:
         events: in any order.
         follow_up: called once the rest has been sent, in every tick: more events, to be sent now.
+        patient: a tick begins when every grammar is compiled, so that a schedule is the same one
+            however fast the compiler is. Otherwise ticks go on, as many as it takes.
     """
 
     def __init__(
         self,
         events: Sequence[Event],
         follow_up: Callable[[Any], Sequence[Event] | None] | None = None,
+        *,
+        patient: bool = True,
     ) -> None:
+        self._patient = patient
         self._events = sorted(events, key=lambda event: event.at)
         self._follow_up = follow_up
         self._tick = 0
@@ -129,7 +140,11 @@ class Script:
         due = [event for event in self._events if event.at <= self._tick]
         self._events = self._events[len(due) :]
         self._tick += 1
-        assert self._tick < LAST_TICK, "the scheduler does not come to rest"
+        if self._patient:
+            assert self._tick < LAST_TICK, "the scheduler does not come to rest"
+            waiting = [req.grammar for req in scheduler.grammar_manager.grammar_queue]
+            compiling = [one for one in waiting if isinstance(one, futures.Future)]
+            assert not futures.wait(compiling, timeout=COMPILED_S).not_done
         if not due and not self._events and self._follow_up is not None:
             more = self._follow_up(scheduler)
             if more is not None:
@@ -169,9 +184,11 @@ class Rig:
         self,
         events: Sequence[Event],
         follow_up: Callable[[Any], Sequence[Event] | None] | None = None,
+        *,
+        patient: bool = True,
     ) -> dict[str, Seen]:
         """Run a schedule from an empty cache to idle; check that nothing has leaked."""
-        sent = run(self.scheduler, Script(events, follow_up))
+        sent = run(self.scheduler, Script(events, follow_up, patient=patient))
         assert_balanced(self.scheduler)
         assert self.scheduler.flush_cache(empty_cache=False)
         return seen(sent.to_detokenizer)
@@ -188,12 +205,13 @@ class Rig:
 
 
 @contextmanager
-def rig(*arguments: str, loop: str, lane: str = "inline", hashed: bool = True) -> Iterator[Rig]:
-    """A scheduler of the tiny model, by default with the hash body."""
+def rig(
+    *arguments: str, loop: str, lane: str = "inline", hashed: bool = True, model: str = MODEL
+) -> Iterator[Rig]:
+    """A scheduler of a tiny model, by default with the hash body."""
     given = ["--max-total-tokens", str(POOL), "--max-running-requests", "8", *arguments]
-    model = names.resolve(MODEL).path
     with in_process_scheduler(
-        ["--model-path", model, *given], loop=loop, make_lane=LANES[lane]
+        ["--model-path", names.resolve(model).path, *given], loop=loop, make_lane=LANES[lane]
     ) as scheduler:
         # Matrices this small are slower on several threads, and much slower on a busy machine.
         torch.set_num_threads(1)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.differential.features import FEATURES, combined
 from tests.differential.rig import VOCAB, Abort, Ask, Event
 
 
-def schedule(seed: int, *, leave: bool = True) -> list[Event]:
+def schedule(seed: int, *, leave: bool = True, pictures: bool = False) -> list[Event]:
     """Four to ten requests within about thirty ticks; a seventh of the clients go away.
 
     Prompts share beginnings, so that they meet in the radix cache; lengths, ends and features are
     drawn independently, so that rows join, finish, are chunked and are retracted in every order.
+
+    Args:
+        seed: another one is another schedule.
+        leave: whether clients go away.
+        pictures: whether half of the requests show one or two of a few pictures.
     """
     draw = random.Random(seed)
     shared = [draw.randrange(20, VOCAB) for _ in range(40)]
@@ -21,7 +27,11 @@ def schedule(seed: int, *, leave: bool = True) -> list[Event]:
     for number in range(draw.randint(4, 10)):
         rid = f"{seed}-{number}"
         at = draw.randint(0, 30)
-        events.append(_ask(draw, rid, at, shared))
+        ask = _ask(draw, rid, at, shared)
+        if pictures and draw.random() < 1 / 2:
+            shown = tuple(draw.choices(range(6), k=draw.choice([1, 1, 2])))
+            ask = replace(ask, pictures=shown)
+        events.append(ask)
         if leave and draw.random() < 1 / 7:
             events.append(Abort(rid=rid, at=at + draw.randint(0, 12)))
     return events

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from tests.differential.comparing import PHOTON, Played, differences, play
 from tests.differential.features import ARGUMENTS, FEATURES, combined
+from tests.differential.pictures import RANDOM_VLM
 from tests.differential.rig import Ask, Event
 
 pytestmark = pytest.mark.timeout(300)
@@ -99,3 +101,41 @@ def test_each_feature_does_something() -> None:
     plain = answers["plain"]["first"].chunks
     same = [name for name, seen in answers.items() if seen["first"].chunks == plain]
     assert same == ["plain"]
+
+
+def with_pictures() -> list[list[Event]]:
+    """For each feature: with a picture, beside pictures, and both shown again from the cache."""
+    return [
+        [
+            replace(ask("shown", 0, name), pictures=(0, 1)),
+            replace(ask("plain, shown", 1), pictures=(2,)),
+            ask("beside", 2, name),
+            ask("plain beside", 3),
+            replace(ask("shown again", 9, name), pictures=(0, 1)),
+            replace(ask("another", 10, name), pictures=(0, 3)),
+        ]
+        for name in FEATURES
+    ]
+
+
+STALE_IN_SGLANG = {"frequency", "presence", "repetition", "processor"}
+"""What SGLang's overlap loop decides without the newest token (docs/INVARIANTS.md)."""
+
+
+@pytest.mark.parametrize(
+    ("variant", "arguments"),
+    [("photon/thread", ("--chunked-prefill-size", "16")), ("photon/instant", ()), ("sglang", ())],
+    ids=["thread, chunks", "instant", "sglang"],
+)
+def test_every_feature_with_pictures(variant: str, arguments: tuple[str, ...]) -> None:
+    arguments = (*ARGUMENTS, *arguments)
+    expected = play("blocking", arguments, with_pictures(), model=RANDOM_VLM)
+    found = play(variant, arguments, with_pictures(), model=RANDOM_VLM)
+    wrong = {
+        name: text
+        for name, one, other in zip(FEATURES, expected, found, strict=True)
+        if (text := differences(one, other))
+    }
+    assert wrong.keys() - (STALE_IN_SGLANG if variant == "sglang" else set()) == set(), wrong
+    seen = expected[0]
+    assert seen["shown"].tokens != seen["another"].tokens, "pictures are looked at"

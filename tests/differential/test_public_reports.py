@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import random
-import threading
+import statistics
+import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import pytest
 from sglang.srt.environ import envs
 from sglang.srt.managers import scheduler as upstream
@@ -19,12 +23,13 @@ from sglang.srt.managers.io_struct import (
     FlushCacheReqInput,
     PauseGenerationReqInput,
 )
+from xgrammar import GrammarCompiler
 
 from sglang_photon.upstream import takeover
-from tests.differential import rig as rigs
+from sglang_photon.upstream.compiling import CompilerProcess
 from tests.differential.comparing import differences
 from tests.differential.features import ARGUMENTS, EOS_LIKE, FEATURES, SCHEMA
-from tests.differential.rig import VOCAB, Abort, Ask, Control, Rig, Seen, rig
+from tests.differential.rig import MODEL, VOCAB, Abort, Ask, Control, Rig, Seen, rig
 
 EOS = 0
 LAST = VOCAB - 1
@@ -35,8 +40,8 @@ def ask(rid: str, at: int = 0, prompt: Sequence[int] = (31, 32, 33), **params: A
 
 
 @contextmanager
-def photon(*arguments: str, lane: str = "sim") -> Iterator[Rig]:
-    with rig(*ARGUMENTS, *arguments, loop="photon", lane=lane) as bench:
+def photon(*arguments: str, lane: str = "sim", model: str = MODEL) -> Iterator[Rig]:
+    with rig(*ARGUMENTS, *arguments, loop="photon", lane=lane, model=model) as bench:
         yield bench
 
 
@@ -178,26 +183,62 @@ def test_ov_18_bad_grammars_end_their_own_request_only() -> None:
 def test_ov_19_a_grammar_that_compiles_for_ever_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rigs, "LAST_TICK", 10**7)
-    stop = threading.Event()
-    plain = [ask(f"p{n}", prompt=(50 + n,), max_new_tokens=40) for n in range(4)]
+    # Before the scheduler is made: compilers are forked from a process that is forked then.
+    monkeypatch.setattr(GrammarCompiler, "compile_regex", lambda self, pattern: time.sleep(30))
+    plain = [ask(f"p{n}", prompt=(50 + n,), max_new_tokens=600) for n in range(4)]
+    slow = ask("slow", at=20, regex="a+", max_new_tokens=4)
     with envs.SGLANG_GRAMMAR_MAX_POLL_ITERATIONS.override(200), photon(lane="inline") as bench:
+        gaps: list[float] = []
+        last = time.monotonic()
+
+        def noting() -> None:
+            nonlocal last
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+        # Called once at the end of every step's commit.
+        bench.scheduler.metrics_reporter.update_device_timer = noting
         expected = bench.play(plain)
-        backend = bench.scheduler.grammar_manager.grammar_backend
-        compile_regex = backend.dispatch_regex
-        backend.dispatch_regex = lambda pattern: stop.wait(30) and compile_regex(pattern)
+        usual, gaps = statistics.median(gaps), []
         started = time.monotonic()
-        try:
-            found = bench.play([*plain, ask("slow", at=2, regex="a+", max_new_tokens=4)])
-        finally:
-            stop.set()
+        found = bench.play([*plain, slow], patient=False)
         took = time.monotonic() - started
+        compilers = psutil.Process(bench.scheduler.photon_compilers.pid)
+        _, alive = psutil.wait_procs(compilers.children(recursive=True), timeout=2)
+        assert alive == []
+        bench.scheduler.grammar_manager.grammar_backend.executor.shutdown()
+        assert threads_inside(CompilerProcess.compile) == 0
     finish = found.pop("slow").finish
     assert finish is not None
-    assert finish["type"] == "abort"
+    assert (finish["type"], finish["status_code"]) == ("abort", 400)
     assert "timed out" in finish["message"]
-    assert took < 10
     assert found == expected
+    print(f"given up after {took:.2f} s, limit 1 s; gap {usual * 1e3:.2f} ms alone, ", end="")
+    print(f"{statistics.median(gaps) * 1e3:.2f} ms beside it")
+    assert took < 10
+    assert statistics.median(gaps) < 2 * usual + 2e-3
+
+
+def threads_inside(function: Any) -> int:
+    """How many threads of this process are in a function now."""
+    stacks = (traceback.walk_stack(frame) for frame in sys._current_frames().values())
+    return sum(any(f.f_code is function.__code__ for f, _ in stack) for stack in stacks)
+
+
+def test_a_grammar_that_crashes_its_compiler_ends_its_own_request_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(GrammarCompiler, "compile_regex", lambda self, pattern: os.abort())
+    plain = ask("plain", max_new_tokens=20)
+    with photon() as bench:
+        expected = solo(bench, plain)
+        found = bench.play([plain, ask("crash", at=1, regex="a+", max_new_tokens=4)])
+    assert found["plain"].chunks == expected.chunks
+    finish = found["crash"].finish
+    assert finish is not None
+    assert (finish["type"], finish["status_code"]) == ("abort", 400)
+    assert "crashed its compiler" in finish["message"]
 
 
 def test_ov_21_one_token_and_none() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from sglang_photon.reference.models import names
+from tests.adapters import adapter
 from tests.differential.features import ARGUMENTS
-from tests.differential.rig import MODEL, Ask, Seen, rig
+from tests.differential.rig import MODEL, Ask, Event, Seen, rig
 from tests.differential.test_features import singles
 
 pytestmark = pytest.mark.timeout(240)
@@ -49,37 +46,37 @@ def test_a_text_model(lane: str) -> None:
             assert_close(one, bench.play(schedule))
 
 
-def adapter(folder: Path, seed: int) -> Path:
-    """A LoRA adapter strong enough to change every answer."""
-    model = names.resolve(MODEL).path
-    shape = json.loads((Path(model) / "config.json").read_text())
-    hidden = shape["hidden_size"]
-    generator = torch.Generator().manual_seed(seed)
-    weights = {}
-    for layer in range(shape["num_hidden_layers"]):
-        name = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
-        weights[f"{name}.lora_A.weight"] = torch.randn(4, hidden, generator=generator)
-        weights[f"{name}.lora_B.weight"] = torch.randn(hidden, 4, generator=generator)
-    folder.mkdir()
-    save_file(weights, folder / "adapter_model.safetensors")
-    config = {
-        "peft_type": "LORA",
-        "r": 4,
-        "lora_alpha": 16,
-        "target_modules": ["o_proj"],
-        "base_model_name_or_path": model,
-        "bias": "none",
-        "lora_dropout": 0.0,
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
+def shown() -> list[Event]:
+    """Pictures that come while others are answered; two look at the same ones."""
+    return [
+        Ask(
+            rid=str(number),
+            at=2 * number,
+            prompt=(40 + number, 41, 42),
+            params={"max_new_tokens": 10 + number},
+            fields={"return_logprob": number % 2 == 0},
+            pictures=(number % 3, number % 2)[: 1 + number % 2],
+        )
+        for number in range(6)
+    ]
+
+
+@pytest.mark.parametrize("lane", ["inline", "thread"])
+def test_a_picture_model(lane: str) -> None:
+    with rig(loop="blocking", hashed=False, model="demo") as bench:
+        expected = bench.play(shown())
+    with rig(loop="photon", lane=lane, hashed=False, model="demo") as bench:
+        assert_close(expected, bench.play(shown()))
 
 
 @pytest.mark.parametrize("lane", ["inline", "thread"])
 def test_ov_27_adapters_and_the_base_model_share_a_server(tmp_path: Path, lane: str) -> None:
     arguments = (
         "--lora-paths",
-        *(f"{name}={adapter(tmp_path / name, seed)}" for seed, name in enumerate(("a", "b", "c"))),
+        *(
+            f"{name}={adapter(tmp_path / name, seed, model=MODEL)}"
+            for seed, name in enumerate(("a", "b", "c"))
+        ),
         *("--lora-backend", "torch_native", "--max-loras-per-batch", "2"),
     )
 

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
+from torch.overrides import TorchFunctionMode
 
+from sglang_photon.records import StepKind
+from sglang_photon.upstream.row_step import RowStep
+from sglang_photon.upstream.step import Step
 from tests.differential.features import FEATURES
-from tests.differential.rig import Ask
+from tests.differential.pictures import RANDOM_VLM
+from tests.differential.rig import Ask, rig
 from tests.differential.test_public_reports import ask, photon
 
 
-def test_ho_05_nothing_is_waited_for_but_the_commit_of_the_step_before() -> None:
-    names = ("plain", "frequency", "regex", "logprobs")
-    asks = [
+def asks_of_kinds() -> list[Ask]:
+    names = ("plain", "frequency", "regex", "logprobs", "processor", "plain")
+    return [
         Ask(
-            rid=name,
+            rid=str(index),
             at=index,
             prompt=(40 + index, 41),
-            params={"max_new_tokens": 12, **FEATURES[name].params},
+            params={"max_new_tokens": 20, **FEATURES[name].params},
             fields=FEATURES[name].fields,
+            pictures=(index,) if index % 2 else (),
         )
         for index, name in enumerate(names)
     ]
-    waits: list[tuple[int, int]] = []
-    with photon() as bench:
+
+
+def test_ho_05_nothing_is_waited_for_but_the_commit_of_the_step_before() -> None:
+    waits: list[int] = []
+    with photon(model=RANDOM_VLM) as bench:
         make = bench.scheduler.lane_factory
 
         def spying() -> Any:
@@ -33,19 +44,79 @@ def test_ho_05_nothing_is_waited_for_but_the_commit_of_the_step_before() -> None
             wait = lane.wait
 
             def note(slot: Any) -> None:
-                pipeline = bench.scheduler.photon_loop.pipeline
-                waits.append((slot.index, pipeline.in_flight))
+                waits.append(slot.index)
                 wait(slot)
 
             lane.wait = note
             return lane
 
         bench.scheduler.lane_factory = spying
-        bench.play(asks)
+        bench.play(asks_of_kinds())
         stats = bench.stats
     assert len(waits) == stats.steps, "one wait for each step"
     assert not stats.settled
-    assert [index for index, _ in waits] == [step % 2 for step in range(stats.steps)]
+    assert waits == [step % 2 for step in range(stats.steps)]
+
+
+READS = {"item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__"}
+ON_THE_HOST = {
+    ("init_new", "__int__"),  # the sum of the host's own lengths
+    ("_is_special", "tolist"),  # the host's own lengths
+    ("_offset", "__int__"),  # an offset that came with the request
+}
+"""What a decode step reads, in which function: values that have never been on a device."""
+
+
+class Reads(TorchFunctionMode):  # type: ignore[misc, no-any-unimported, unused-ignore]
+    """Notes who turns a tensor into a value, or makes one on the device from values.
+
+    With a device underneath each of them waits for everything that is queued there.
+    """
+
+    def __init__(self, found: Counter[tuple[str, str]]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        made = name in ("tensor", "as_tensor") and (kwargs or {}).get("device") is not None
+        if name in READS or made:
+            frame = sys._getframe(1)
+            while "torch/" in frame.f_code.co_filename or "pinning" in frame.f_code.co_filename:
+                assert frame.f_back is not None
+                frame = frame.f_back
+            self._found[frame.f_code.co_name, name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_ho_05_a_decode_step_reads_nothing_from_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: Counter[tuple[str, str]] = Counter()
+    steps: Counter[str] = Counter()
+
+    def spying(run: Callable[..., None], name: str) -> Callable[..., None]:
+        def job(step: Step | RowStep, *args: Any) -> None:
+            if step.kind is not StepKind.DECODE:
+                run(step, *args)
+                return
+            steps[name] += 1
+            with Reads(found):
+                run(step, *args)
+
+        return job
+
+    for kind in (Step, RowStep):
+        for name in ("forward", "sample"):
+            monkeypatch.setattr(kind, name, spying(getattr(kind, name), name))
+    asks = [ask for ask in asks_of_kinds() if "custom_logit_processor" not in ask.fields]
+    # Real layers: what a model reads counts too.
+    with rig(loop="photon", lane="inline", hashed=False, model=RANDOM_VLM) as bench:
+        bench.play(asks)
+    assert steps["forward"] > 20
+    assert set(found) - ON_THE_HOST == set(), found
 
 
 def test_ho_06_logprobs_keep_the_overlap() -> None:
@@ -73,21 +144,3 @@ def test_ho_06_logprobs_keep_the_overlap() -> None:
     assert lane.idle == 0.0
     assert not stats.settled
     assert not stats.lockstep
-
-
-def test_ho_07_masks_are_built_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    asks = [ask(str(n), prompt=(40 + n,), regex="[a-z]+", max_new_tokens=10) for n in range(8)]
-    with photon() as bench:
-        kind = XGrammarGrammar
-        allocate = kind.allocate_vocab_mask
-        batches: list[int] = []
-
-        def counting(self: Any, vocab_size: int, batch_size: int, device: Any) -> Any:
-            batches.append(batch_size)
-            return allocate(self, vocab_size, batch_size, device)
-
-        monkeypatch.setattr(kind, "allocate_vocab_mask", counting)
-        bench.play(asks)
-        steps = bench.stats.steps
-    assert 0 < len(batches) <= steps
-    assert max(batches) == len(asks)

@@ -19,14 +19,13 @@ def test_zombies_are_not_counted() -> None:
     """Tokens in the statistics are tokens that clients have seen."""
     with rig(loop="photon", lane="sim") as bench:
         counted = []
-        process = bench.scheduler.process_batch_result
+        report = bench.scheduler.metrics_reporter.report_decode_stats
 
-        def counting(batch: Any, result: Any) -> None:
-            process(batch, result)
-            if batch.forward_mode.is_decode():
-                counted.append(result.get_num_generated_tokens(len(batch.reqs)))
+        def counting(*args: Any, num_generated_tokens: int, **rest: Any) -> None:
+            report(*args, num_generated_tokens=num_generated_tokens, **rest)
+            counted.append(num_generated_tokens)
 
-        bench.scheduler.process_batch_result = counting
+        bench.scheduler.metrics_reporter.report_decode_stats = counting
         found = bench.play(asks(stop_token_ids=EOS_LIKE))
         assert bench.pipeline.zombie_rows > 0
     shown = sum(len(one.tokens) - 1 for one in found.values())  # the first is the prefill's

@@ -62,6 +62,22 @@ def answer(client: openai.OpenAI, ask: Ask) -> Answer:
     )
 
 
+def streamed(client: openai.OpenAI, ask: Ask) -> Answer:
+    """Ask for a stream and read it to its end."""
+    texts, reasons, tokens = [], [], 0
+    request = {**ask.request(), "stream_options": {"include_usage": True}}
+    for chunk in client.chat.completions.create(**request, stream=True):
+        tokens = chunk.usage.completion_tokens if chunk.usage is not None else tokens
+        for choice in chunk.choices:
+            texts.append(choice.delta.content or "")
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+    return Answer(
+        texts=tuple(text for text in texts if text),
+        finish_reasons=tuple(reasons),
+        completion_tokens=tokens,
+    )
+
+
 def answers(client: openai.OpenAI, asks: Sequence[Ask], *, at_once: int) -> list[Answer]:
     """Ask several at a time; the answers are in the order of the requests."""
     with ThreadPoolExecutor(at_once) as pool:
@@ -82,6 +98,27 @@ def regex(pattern: str) -> Options:
 def urls(images: tuple[Image.Image, ...]) -> tuple[str, ...]:
     """Pictures as data URLs."""
     return tuple(data_url(image) for image in images)
+
+
+def stopping() -> dict[str, tuple[Ask, str]]:
+    """Streams with stop strings that begin and end inside tokens, and the text before each.
+
+    The stop string is the middle of the answer, over four of its tokens; or it almost is, so that
+    what was held back for it has to be released.
+    """
+    example = next(iter(pictures.heldout(1, seed=22)))
+    middle = len(example.answer) // 2
+    found = example.answer[middle - 7 : middle + 7]
+    before = example.answer.split(found)[0]
+    stops = {
+        "found": ([found], before),
+        "almost": ([found[:-1] + "\u00a7"], example.answer),
+        "almost, then found": ([found[:4] + "\u00a7", found], before),
+    }
+    return {
+        name: (Ask(text=example.question, images=urls(example.pictures), options={"stop": s}), text)
+        for name, (s, text) in stops.items()
+    }
 
 
 def mixed() -> list[Ask]:

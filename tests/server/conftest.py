@@ -7,6 +7,7 @@ with few cores two servers at a time are slower than one after the other.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import openai
 import pytest
 
 from tests.server.asking import Answer, answer, mixed
-from tests.server.plugins import install_probe
+from tests.server.plugins import install_probe, install_slow_pictures
 from tests.server.servers import CLEAN, MODEL, Running
 
 SHARED = "auto"
@@ -38,6 +39,8 @@ def auto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The demo model under `--photon-loop auto`; its end must leave nothing behind."""
     folder = tmp_path_factory.mktemp("auto")
     environ = install_probe(folder / "plugin")
+    paths = [environ["PYTHONPATH"], install_slow_pictures(folder / "slow")["PYTHONPATH"]]
+    environ["PYTHONPATH"] = os.pathsep.join(paths)
     arguments = ["--model-path", MODEL]
     with Running(
         arguments=arguments, folder=folder, environ=environ, launcher=PHOTON_SERVE

@@ -30,6 +30,30 @@ def report(signum, frame):
     unfinished.write_text(json.dumps(facts))
     unfinished.rename(target)
 """
+SLOW_PICTURE_S = 1.0
+SLOW_PICTURES = f"""\
+import asyncio
+
+PROCESSOR = "sglang.srt.multimodal.processors.qwen_vl.QwenVLImageProcessor.process_mm_data_async"
+
+async def slowly(process, *args, **kwargs):
+    if "slowly" in str(kwargs.get("input_text", args[2:])):
+        await asyncio.sleep({SLOW_PICTURE_S})
+    return await process(*args, **kwargs)
+
+def load():
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def after_parsing(*args, **kwargs):
+        HookRegistry.register(PROCESSOR, slowly, HookType.AROUND)
+        HookRegistry.apply_hooks()
+
+    # The module reads variables that are set while arguments are parsed.
+    HookRegistry.register(
+        "sglang.srt.server_args.prepare_server_args", after_parsing, HookType.AFTER
+    )
+"""
+"""Preparing a picture takes a second if the question says "slowly"."""
 USURPER = """\
 import sys
 
@@ -76,6 +100,11 @@ def install_plugin(folder: Path, *, name: str, source: str) -> dict[str, str]:
     (metadata / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {name}:load\n")
     rest = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([str(folder), *([rest] if rest else [])])}
+
+
+def install_slow_pictures(folder: Path) -> dict[str, str]:
+    """Make the plugin that takes its time over some pictures."""
+    return install_plugin(folder, name="photon_slow_pictures", source=SLOW_PICTURES)
 
 
 def install_probe(folder: Path) -> dict[str, str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import httpx
 import openai
 import psutil
 
@@ -130,6 +131,14 @@ class Running:
         """The JSON that the server answers to a GET request."""
         with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as response:
             return json.load(response)
+
+    def post(self, path: str, body: Mapping[str, Any], *, limit_s: float = 30) -> httpx.Response:
+        """The answer to a POST request."""
+        return httpx.post(f"{self.url}{path}", json=body, timeout=limit_s, trust_env=False)
+
+    def used_tokens(self) -> int:
+        """KV slots that running requests hold, over all ranks; cached ones are not counted."""
+        return sum(int(load["num_used_tokens"]) for load in self.get("/v1/loads")["loads"])
 
     def running_requests(self) -> int:
         """Requests in the scheduler: running and waiting, over all ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,9 +19,12 @@ LIMIT_S = 200
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    folder = tmp_path_factory.mktemp("demo")
     return subprocess.run(
         [sys.executable, "-m", "sglang_photon.demo"],
-        cwd=tmp_path_factory.mktemp("demo"),
+        cwd=folder,
+        # It keeps its pictures and its log for the reader.
+        env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         check=False,

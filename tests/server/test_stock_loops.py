@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 import sglang_photon
-from tests.server.asking import Answer, answer, mixed
+from tests.server.asking import Answer, answer, mixed, stopping, streamed
 from tests.server.plugins import Probed, install_probe, probe
 from tests.server.servers import CLEAN, MODEL, Ending, Running
 
@@ -29,10 +29,17 @@ class Record:
     """Everything that is asked of one server while it runs."""
 
     answers: tuple[Answer, ...]
+    stopped: dict[str, Answer]
     info: dict[str, Any]
     scheduler: Probed
     log: str
     ending: Ending
+
+
+def stopped_streams(running: Running) -> dict[str, Answer]:
+    """What streams with stop strings show; how it is cut into chunks depends on timing."""
+    found = {name: streamed(running.client, ask) for name, (ask, _) in stopping().items()}
+    return {name: replace(one, texts=("".join(one.texts),)) for name, one in found.items()}
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +54,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Record]:
         with Running(arguments=arguments, folder=folder, environ=install_probe(plugin)) as running:
             return Record(
                 answers=tuple(answer(running.client, ask) for ask in mixed()),
+                stopped=stopped_streams(running),
                 info=running.get("/server_info"),
                 scheduler=probe(plugin, running.schedulers()[0]),
                 log=running.log,
@@ -88,3 +96,17 @@ def test_answers_are_the_same_under_every_loop(
     loop: str, record: Callable[[str], Record], auto_answers: tuple[Answer, ...]
 ) -> None:
     assert record(loop).answers == auto_answers
+
+
+def test_ov_22_a_stream_shows_nothing_of_its_stop_string(auto: Running) -> None:
+    for name, (ask, text) in stopping().items():
+        one = streamed(auto.client, ask)
+        assert "".join(one.texts) == text, name
+        assert one.finish_reasons == ("stop",)
+
+
+@pytest.mark.parametrize("loop", STOPS)
+def test_ov_22_streams_stop_alike_under_every_loop(
+    loop: str, record: Callable[[str], Record], auto: Running
+) -> None:
+    assert record(loop).stopped == stopped_streams(auto)

@@ -33,7 +33,7 @@ def test_an_empty_variable_is_none() -> None:
 
 
 def test_a_child_reads_from_its_environment_what_the_launcher_wrote() -> None:
-    config = PhotonConfig(loop="sglang", allow_version=True)
+    config = PhotonConfig(loop="sglang", shutdown_limit=7.5, allow_version=True)
     assert PhotonConfig.from_environment(config.to_environment()) == config
 
 
@@ -57,7 +57,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_one() -> None:
 
 def test_an_unknown_flag_far_from_all_lists_them() -> None:
     with pytest.raises(
-        UsageError, match="--photon-loop, --photon-lane, --photon-prefill-overlap, --photon-me"
+        UsageError, match="--photon-loop, --photon-lane, --photon-prefill-overlap, --photon-"
     ):
         parse("--photon-xyzzy")
 
@@ -85,3 +85,14 @@ def test_truth_reads_yes_and_no(text: str, value: bool) -> None:
 def test_truth_refuses_anything_else() -> None:
     with pytest.raises(UsageError, match=r"V is 'maybe'\. Set it to 1 or 0"):
         truth({"V": "maybe"}, "V")
+
+
+def test_the_shutdown_limit_is_a_number_of_seconds() -> None:
+    assert parse()[0].shutdown_limit == 20
+    assert parse("--photon-shutdown-limit", "0")[0].shutdown_limit == 0
+    assert parse(SGLANG_PHOTON_SHUTDOWN_LIMIT="7.5")[0].shutdown_limit == 7.5
+    for wrong in ("-1", "inf", "nan"):
+        with pytest.raises(UsageError, match="Give seconds, 0 or more"):
+            parse("--photon-shutdown-limit", wrong)
+    with pytest.raises(UsageError, match="Set it to a number of seconds"):
+        parse(SGLANG_PHOTON_SHUTDOWN_LIMIT="soon")

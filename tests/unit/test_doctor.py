@@ -93,3 +93,13 @@ def test_a_plugin_that_is_left_out_is_a_problem(monkeypatch: pytest.MonkeyPatch)
     found = doctor.check_plugin()
     assert found.stops_serving
     assert "SGLANG_PLUGINS" in found.detail
+
+
+@pytest.mark.parametrize(("accelerator", "transport"), [(True, "cuda_ipc, 512"), (False, "cpu")])
+def test_it_says_which_way_pictures_go(
+    monkeypatch: pytest.MonkeyPatch, accelerator: bool, transport: str
+) -> None:
+    monkeypatch.setattr(doctor, "_accelerator", lambda: accelerator)
+    monkeypatch.setattr("torch.version.cuda", "12.9")
+    monkeypatch.setenv("SGLANG_MM_FEATURE_CACHE_MB", "512")
+    assert transport in doctor.check_images().detail

@@ -29,8 +29,12 @@ class Note:
     owes_first_token: bool = False
     lockstep: str | None = None
     zombies: int = 0
+    staged_in: int | None = None
     ends: dict[Hashable, Release] = field(default_factory=dict)
     loop: PhotonLoop | None = None
+
+    def stage(self, slot: DecodeSlot) -> None:
+        self.staged_in = slot.index
 
     def forward(self) -> None:
         self.log.append(f"forward {self.name}")
@@ -68,6 +72,9 @@ class Engine:
 
     def receive(self) -> None:
         """Nothing arrives."""
+
+    def chores(self) -> None:
+        self.log.append("chores")
 
     def settle_reason(self) -> str | None:
         return self.settle
@@ -139,10 +146,13 @@ def prefill(name: str, **kwargs: object) -> Note:
 
 
 def test_a_step_is_launched_before_the_one_before_is_committed() -> None:
-    table = bench(note("0"), note("1"), note("2"), None)
+    steps = [note("0"), note("1"), note("2")]
+    table = bench(*steps, None)
     table.loop.run()
+    assert [step.staged_in for step in steps] == [0, 1, 0]
     assert [line for line in table.log if not line.startswith(("plan", "copy"))] == [
-        *("forward 0", "forward 1", "commit 0", "forward 2", "commit 1", "commit 2"),
+        *("forward 0", "forward 1", "chores", "commit 0"),
+        *("forward 2", "chores", "commit 1", "commit 2"),
     ]
 
 
@@ -151,7 +161,7 @@ def test_a_constrained_step_is_sampled_after_the_commit_of_the_one_before() -> N
     table.loop.run()
     assert table.log == [
         *("plan 0", "forward 0", "copy 0"),
-        *("plan 1", "forward 1", "commit 0", "prepare 1", "sample 1", "copy 1"),
+        *("plan 1", "forward 1", "chores", "commit 0", "prepare 1", "sample 1", "copy 1"),
         *("plan", "commit 1"),
     ]
 
@@ -188,10 +198,10 @@ def test_a_withdrawn_request_comes_back_as_another_row() -> None:
     table = bench(note("0"), None, note("1"), None)
     table.loop.tick()
     table.loop.tick()
-    row = table.loop.ledger.row("row")
+    row = table.loop.ledger.rows(["row"])
     table.loop.withdraw("row")
     table.loop.tick()
-    assert table.loop.ledger.row("row") != row
+    assert table.loop.ledger.rows(["row"]) != row
 
 
 def test_a_plan_that_needs_everything_committed_gets_it_and_is_counted() -> None:
@@ -293,3 +303,16 @@ def test_what_is_in_flight_is_shown_oldest_first() -> None:
     assert table.loop.in_flight() == []
     table.loop.tick()
     assert [work.name for work in table.loop.in_flight()] == ["0"]  # type: ignore[attr-defined]
+
+
+def test_a_shutdown_that_has_arrived_is_not_slept_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench(None, None, None)
+    arrivals = iter((False, True))
+
+    def receive() -> None:
+        if next(arrivals):
+            b.engine.plans.clear()
+
+    monkeypatch.setattr(b.engine, "receive", receive)
+    b.loop.run()
+    assert b.log == ["plan", "rest"]

@@ -51,7 +51,7 @@ def test_two_ranks_on_one_page(tmp_path: Path) -> None:
             ("commits_total", 2.0, {}),
             ("late_steps_total", 1.0, {"cause": "plan"}),
             ("device_idle_seconds_total", 0.125, {"cause": "plan"}),
-            ("device_idle_seconds_total", 0.25, {"cause": "nothing to run"}),
+            ("device_unfed_seconds_total", 0.25, {}),
             ("device_busy_seconds_total", 0.5, {}),
             ("settled_total", 1.0, {"reason": "the pool is full"}),
             ("slots_in_flight", 10.0, {}),

@@ -191,6 +191,7 @@ def test_results_arrive_on_the_real_clock_when_the_device_is_done() -> None:
 
 def test_slots_do_not_share_memory() -> None:
     first, second = SLOTS
-    assert first.token_ids.data_ptr() != second.token_ids.data_ptr()
-    assert first.nbytes == 4 * 8
-    assert "4 rows, 32 bytes, pageable" in first.describe()
+    for name in ("token_ids", "staged", "input_ids", "kv_slots"):
+        assert getattr(first, name).data_ptr() != getattr(second, name).data_ptr()
+    assert first.nbytes == 4 * 8 * 7
+    assert "4 rows, 224 bytes, pageable" in first.describe()

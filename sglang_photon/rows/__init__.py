@@ -1,0 +1,1 @@
+"""The decode batch as arrays: rows that stay where they are, their ends, their KV slots ahead."""
