@@ -15,6 +15,7 @@ usage: photon COMMAND [arguments]
   batch    a job over many pictures or texts: survives, and resumes
   doctor   check this machine and this installation, one line each
   bench    benchmarks: the scheduler loops, requests with pictures, handles
+  profile  record a running server; are there bubbles, and who makes them
   roofline the floor of a decode step and a prefill on a GPU, from sizes and data sheets
   version  print the version
 
@@ -60,6 +61,12 @@ def _roofline(argv: Sequence[str]) -> int:
     return command.main(argv)
 
 
+def _profile(argv: Sequence[str]) -> int:
+    from sglang_photon.profiling import command
+
+    return command.main(argv)
+
+
 def _bench(argv: Sequence[str]) -> int:
     from sglang_photon.bench import __main__ as bench
 
@@ -77,6 +84,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "batch": _batch,
     "doctor": _doctor,
     "bench": _bench,
+    "profile": _profile,
     "roofline": _roofline,
     "version": _version,
 }

@@ -35,6 +35,10 @@ PREFILL_OVERLAPS = {
     "always": "launch it before: most throughput",
     "never": "commit the last one first: earliest first token",
 }
+METERS = {
+    "auto": "Photon's scheduler records its steps, stock SGLang stays untouched",
+    "on": "the stock loops too: their scheduler is subclassed to take times, and for nothing else",
+}
 PICTURES = {
     "auto": "turned as EXIF says, transparency on white, 16 bits per channel scaled to 8",
     "sglang": "as SGLang decodes them",
@@ -43,6 +47,7 @@ CHOICES = {
     "loop": LOOPS,
     "lane": LANES,
     "prefill_overlap": PREFILL_OVERLAPS,
+    "meter": METERS,
     "pictures": PICTURES,
 }
 """Fields that take one of a few words, each with what it means."""
@@ -59,6 +64,7 @@ class PhotonConfig:
         loop: which scheduler loop runs, a key of `LOOPS`.
         lane: where the two-slot loop runs its forwards, a key of `LANES`.
         prefill_overlap: what it does between two prefills, a key of `PREFILL_OVERLAPS`.
+        meter: which loops record their steps for `photon profile`, a key of `METERS`.
         shutdown_limit: seconds after SIGTERM until requests that still run are aborted.
         pictures: what is done to a picture before the model's processor, a key of `PICTURES`.
         mm_budget_mb: megabytes of host memory for pictures that are decoded or wait; 0: a quarter
@@ -69,6 +75,7 @@ class PhotonConfig:
     loop: str = "auto"
     lane: str = "auto"
     prefill_overlap: str = "auto"
+    meter: str = "auto"
     shutdown_limit: float = 20.0
     pictures: str = "auto"
     mm_budget_mb: int = 0
@@ -89,6 +96,11 @@ class PhotonConfig:
     @property
     def stock(self) -> bool:
         """True where SGLang must run without any patch of ours."""
+        return self.stock_loop and self.meter != "on"
+
+    @property
+    def stock_loop(self) -> bool:
+        """True where the loop is SGLang's."""
         return self.loop in ("sglang", "blocking")
 
     def to_environment(self) -> dict[str, str]:
@@ -157,6 +169,7 @@ def add_flags(parser: argparse._ActionsContainer) -> None:
         "loop": "Scheduler loop",
         "lane": "Where the two-slot loop runs its forwards",
         "prefill_overlap": "Between two prefills in a row",
+        "meter": "Step records for `photon profile`",
         "pictures": "Pictures in requests",
     }
     for field, choices in CHOICES.items():

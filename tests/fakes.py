@@ -21,13 +21,18 @@ class FakeStream:
 
 
 class FakeEvent:
-    """An event that has always passed."""
+    """An event that has always passed; its moment is the fake device's time when recorded."""
 
     def __init__(self, module: FakeCuda) -> None:
         self._module = module
+        self.moment_ms = 0.0
 
     def record(self, stream: FakeStream) -> None:
-        """Note nothing: kernels of the fake run at once."""
+        """Kernels of the fake run at once."""
+        self.moment_ms = self._module.now_ms
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        return later.moment_ms - self.moment_ms
 
     def query(self) -> bool:
         return True
@@ -43,12 +48,13 @@ class FakeCuda:
         self.kernels: list[tuple[str, FakeStream]] = []
         self.synchronized: list[str] = []
         self.events = 0
+        self.now_ms = 0.0
         self.default = self._current = FakeStream(self)
 
     def Stream(self) -> FakeStream:  # noqa: N802 - the name that torch gives it
         return FakeStream(self)
 
-    def Event(self) -> FakeEvent:  # noqa: N802
+    def Event(self, *, enable_timing: bool = False) -> FakeEvent:  # noqa: N802
         self.events += 1
         return FakeEvent(self)
 

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 from sglang_photon.errors import PhotonError
 from sglang_photon.records import StepKind
 from sglang_photon.slots.slot import DecodeSlot
+from sglang_photon.slots.timing import Busy, BusyTimes, EventTimes
 
 
 class LaneClosedError(PhotonError):
@@ -67,6 +70,12 @@ class Lane(Protocol):
             Exception: whatever a job of the slot raised.
         """
 
+    def worked(self, slot: DecodeSlot) -> Busy | None:
+        """When the device worked on the slot's step, asked once its copy has arrived.
+
+        Steps are asked for once each, in launch order. None where the lane does not know.
+        """
+
     def close(self) -> None:
         """Finish what was submitted and free what the lane holds."""
 
@@ -80,9 +89,15 @@ class InlineLane:
     name = "inline"
     asynchronous = False
 
+    def __init__(self) -> None:
+        self._times = BusyTimes()
+
     def submit(self, slot: DecodeSlot, job: Job, *, kind: StepKind | None = None) -> None:
         """Run the job now."""
+        start = time.perf_counter()
         job()
+        end = time.perf_counter()
+        self._times.note(slot.index, start=start, end=end, forward=kind is not None)
 
     def copy(self, slot: DecodeSlot, job: Job) -> None:
         """Run the job now."""
@@ -94,6 +109,10 @@ class InlineLane:
 
     def wait(self, slot: DecodeSlot) -> None:
         """Nothing to wait for."""
+
+    def worked(self, slot: DecodeSlot) -> Busy | None:
+        """The wall clock around the slot's jobs."""
+        return self._times.of(slot.index)
 
     def close(self) -> None:
         """Nothing to free."""
@@ -118,6 +137,7 @@ class ThreadLane:
             queue.SimpleQueue()
         )
         self._copied: dict[int, threading.Event] = {}
+        self._times = BusyTimes()
         self._failure: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="photon-lane", daemon=True)
@@ -127,7 +147,7 @@ class ThreadLane:
         """Queue the job."""
         if self._closed:
             raise LaneClosedError
-        self._jobs.put((job, None))
+        self._jobs.put((partial(self._timed, slot.index, job, kind is not None), None))
 
     def copy(self, slot: DecodeSlot, job: Job) -> None:
         """Queue the job; `wait` returns once it has run."""
@@ -145,11 +165,20 @@ class ThreadLane:
         if self._failure is not None:
             raise self._failure
 
+    def worked(self, slot: DecodeSlot) -> Busy | None:
+        """The wall clock around the slot's jobs, in the worker."""
+        return self._times.of(slot.index)
+
     def close(self) -> None:
         """Run what is queued, then end the thread."""
         self._closed = True
         self._jobs.put(None)
         self._thread.join()
+
+    def _timed(self, slot: int, job: Job, forward: bool) -> None:
+        start = time.perf_counter()
+        job()
+        self._times.note(slot, start=start, end=time.perf_counter(), forward=forward)
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
@@ -183,12 +212,16 @@ class CudaLane:
         self._copies = copies
         self._cuda = cuda
         self._copied = [cuda.Event() for _ in range(slots)]
+        self._times = EventTimes(cuda=cuda, clock=time.perf_counter)
 
     def submit(self, slot: DecodeSlot, job: Job, *, kind: StepKind | None = None) -> None:
         """Queue the job's kernels behind what the host has queued on its own stream."""
+        forward = kind is not None
         self._compute.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(self._compute):
+            self._times.begins(slot.index, self._compute, forward=forward)
             job()
+            self._times.ends(slot.index, self._compute, forward=forward)
 
     def copy(self, slot: DecodeSlot, job: Job) -> None:
         """Queue the job's copies behind the forwards so far; later forwards do not wait."""
@@ -204,6 +237,10 @@ class CudaLane:
     def wait(self, slot: DecodeSlot) -> None:
         """Block on the slot's event: the only wait of a steady tick (P6)."""
         self._copied[slot.index].synchronize()
+
+    def worked(self, slot: DecodeSlot) -> Busy | None:
+        """What the events around the slot's kernels say."""
+        return self._times.of(slot.index)
 
     def close(self) -> None:
         """Wait until both streams have run dry."""

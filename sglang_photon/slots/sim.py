@@ -23,6 +23,7 @@ from sglang_photon.errors import PhotonError
 from sglang_photon.records import StepKind
 from sglang_photon.slots.lane import Job
 from sglang_photon.slots.slot import DecodeSlot
+from sglang_photon.slots.timing import Busy, BusyTimes
 
 StepTime = Callable[[StepKind], float]
 
@@ -125,7 +126,8 @@ class SimLane:
 
     Attributes:
         busy: seconds of forwards submitted so far.
-        idle: seconds in which the device had nothing to do between two forwards.
+        idle: seconds in which the device had nothing to do between two forwards, or between a
+            forward and its sampling.
         forwards: how many forwards were submitted.
     """
 
@@ -137,6 +139,7 @@ class SimLane:
         self._clock = clock
         self._pending: deque[_Pending] = deque()
         self._arrivals: dict[int, float] = {}
+        self._times = BusyTimes()
         self._free_at = clock.now()
         self._held = False
         self._copies_held = False
@@ -148,15 +151,16 @@ class SimLane:
     def submit(self, slot: DecodeSlot, job: Job, *, kind: StepKind | None = None) -> None:
         """Queue the job behind what the device still has to do."""
         now = self._clock.now()
+        start = max(now, self._free_at)
+        if self.forwards:
+            self.idle += start - self._free_at
+        self._free_at = start
         if kind is not None:
-            if self.forwards:
-                self.idle += max(0.0, now - self._free_at)
             seconds = self._step_time(kind)
             self.busy += seconds
             self.forwards += 1
-            self._free_at = max(now, self._free_at) + seconds
-        else:
-            self._free_at = max(now, self._free_at)
+            self._free_at += seconds
+        self._times.note(slot.index, start=start, end=self._free_at, forward=kind is not None)
         self._queue(_Pending(job, self._free_at, is_copy=False, slot=slot.index))
 
     def copy(self, slot: DecodeSlot, job: Job) -> None:
@@ -181,6 +185,10 @@ class SimLane:
         self._run_until(self._clock.now())
         if self._is_pending(slot):
             raise DeviceHeldError
+
+    def worked(self, slot: DecodeSlot) -> Busy | None:
+        """When the device works on the slot's step."""
+        return self._times.of(slot.index)
 
     def close(self) -> None:
         """Let everything through, then run it."""

@@ -93,15 +93,15 @@ class Bench:
 
     @classmethod
     @contextmanager
-    def open(cls, *, loop: str, rows: int) -> Iterator[Bench]:
-        """A scheduler that can decode so many rows at once."""
+    def open(cls, *, loop: str, rows: int, metered: bool = False) -> Iterator[Bench]:
+        """A scheduler that can decode so many rows at once; `metered` as `in_process_scheduler`."""
         arguments = [
             *("--model-path", names.resolve(MODEL).path),
             *("--max-running-requests", str(rows)),
             *("--max-total-tokens", str(rows * (PROMPT_TOKENS + LONGEST))),
             *("--chunked-prefill-size", "-1", "--disable-radix-cache"),
         ]
-        with in_process_scheduler(arguments, loop=loop) as scheduler:
+        with in_process_scheduler(arguments, loop=loop, metered=metered) as scheduler:
             yield cls(scheduler=scheduler, loop=loop)
 
     def mark(self) -> _Mark:

@@ -28,6 +28,7 @@ from sglang.srt.server_args import PortArgs, prepare_server_args
 
 from sglang_photon.errors import UsageError
 from sglang_photon.slots.lane import InlineLane, Lane
+from sglang_photon.upstream.metered import MeteredScheduler
 from sglang_photon.upstream.row_stream import PackedTokens
 from sglang_photon.upstream.scheduler import PhotonScheduler
 
@@ -137,7 +138,11 @@ def _without_sockets(base: type) -> type:
 
 @contextmanager
 def in_process_scheduler(
-    arguments: Sequence[str], *, loop: str, make_lane: Callable[[], Lane] = InlineLane
+    arguments: Sequence[str],
+    *,
+    loop: str,
+    make_lane: Callable[[], Lane] = InlineLane,
+    metered: bool = False,
 ) -> Iterator[Any]:
     """Construct a scheduler, and take it and its process groups down afterwards.
 
@@ -147,6 +152,7 @@ def in_process_scheduler(
         arguments: SGLang's, over the ones in `QUIET`; `--model-path` is needed.
         loop: one of `LOOPS`.
         make_lane: makes the lane of each run of the photon loop.
+        metered: record the steps of the other loops as well.
     """
     if loop not in LOOPS:
         raise UsageError(f"There is no loop {loop!r}", f"Choose one of: {', '.join(LOOPS)}")
@@ -156,7 +162,7 @@ def in_process_scheduler(
     check_lora_server_args(server_args)
     ports = _ports(server_args)
     publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    kind = _without_sockets(PhotonScheduler if loop == "photon" else Scheduler)
+    kind = _without_sockets(_scheduler_class(loop, metered=metered))
     scheduler = None
     try:
         scheduler = kind(server_args, ports)
@@ -170,6 +176,12 @@ def in_process_scheduler(
         destroy_distributed_environment()
         reset_context()
         gc.collect()
+
+
+def _scheduler_class(loop: str, *, metered: bool) -> type:
+    if loop == "photon":
+        return PhotonScheduler
+    return MeteredScheduler if metered else Scheduler
 
 
 def _ports(server_args: Any) -> PortArgs:

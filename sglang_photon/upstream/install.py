@@ -41,14 +41,17 @@ def install(config: PhotonConfig) -> None:
         PhotonError: the wrong SGLang, or one whose internals have moved.
     """
     check_version(allow_other=config.allow_version)
-    _install_after_parsing(config)
-    _install_for_tokenizers(config)
+    if not config.stock_loop:
+        _install_after_parsing(config)
+        _install_for_tokenizers(config)
     if SCHEDULER_MODULE not in sys.modules:
         return
     check_signatures()
+    from sglang_photon.upstream.metered import MeteredScheduler
     from sglang_photon.upstream.scheduler import PhotonScheduler
 
-    HookRegistry.register(f"{SCHEDULER_MODULE}.Scheduler", PhotonScheduler, HookType.REPLACE)
+    scheduler = MeteredScheduler if config.stock_loop else PhotonScheduler
+    HookRegistry.register(f"{SCHEDULER_MODULE}.Scheduler", scheduler, HookType.REPLACE)
     HookRegistry.register(
         f"{SCHEDULER_MODULE}.configure_scheduler_process", _verified, HookType.AROUND
     )
@@ -101,10 +104,10 @@ def _install_for_tokenizers(config: PhotonConfig) -> None:
 
 
 def scheduler_is_photon() -> bool:
-    """Whether this process would construct Photon's scheduler."""
-    from sglang_photon.upstream.scheduler import PhotonScheduler
+    """Whether this process would construct a scheduler of Photon's."""
+    from sglang_photon.upstream.metered import MeteredScheduler
 
-    return sys.modules[SCHEDULER_MODULE].__dict__["Scheduler"] is PhotonScheduler
+    return issubclass(sys.modules[SCHEDULER_MODULE].__dict__["Scheduler"], MeteredScheduler)
 
 
 def _verified(configure: Callable[..., None], *args: Any, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ from sglang.srt.managers.io_struct import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
 )
-from sglang.srt.managers.scheduler import Scheduler, _MultimodalInputProcessingError
+from sglang.srt.managers.scheduler import _MultimodalInputProcessingError
 from sglang.srt.utils.common import DynamicGradMode
 
 import sglang_photon
@@ -40,6 +40,8 @@ from sglang_photon.upstream.grammars import GrammarDeadlines
 from sglang_photon.upstream.host import SchedulerHost
 from sglang_photon.upstream.inflight import InFlight
 from sglang_photon.upstream.ipc_binding import IpcBinding
+from sglang_photon.upstream.metered import MeteredScheduler
+from sglang_photon.upstream.metering import make_meter
 from sglang_photon.upstream.receiving import Inbox
 from sglang_photon.upstream.release import released_aside
 from sglang_photon.upstream.row_batch import RowBatch
@@ -62,10 +64,10 @@ OVERLAPPING_MESSAGES = (
 profiler, reports) is rare and finds the scheduler at rest."""
 
 
-class PhotonScheduler(Scheduler):
+class PhotonScheduler(MeteredScheduler):
     """The scheduler that SGLang constructs once the plugin has replaced its class.
 
-    SGLang's plugin framework rebinds the module attribute `Scheduler` everywhere, in this module
+    SGLang's plugin framework rebinds the module attribute `Scheduler` everywhere, in our modules
     too: use `super()`, never the name.
     """
 
@@ -82,10 +84,6 @@ class PhotonScheduler(Scheduler):
         self.photon_choice = self._choose_loop()
         if self.photon_choice.loop != PHOTON:
             self.photon_compilers.close()
-
-    def get_init_info(self) -> dict[str, Any]:
-        """Upstream's handshake, and which loop runs; the server shows it under `/server_info`."""
-        return {**super().get_init_info(), "photon": self.photon_state()}
 
     def photon_state(self) -> dict[str, str]:
         """Version of this package, the loop in use and why it was chosen."""
@@ -249,6 +247,7 @@ class PhotonScheduler(Scheduler):
             slots=make_slots(self),
             prefill_overlap=PrefillOverlap(self.photon_config.prefill_overlap),
             follows_clock=self.tp_size == 1,
+            meter=make_meter(self, lane=lane.name),
             forwards=forwards,
         )
         self.photon_loop = loop
@@ -290,5 +289,5 @@ class PhotonScheduler(Scheduler):
         forced = upstream.TEST_RETRACT and self.forward_ct % upstream.TEST_RETRACT_INTERVAL == 0
         if not staying or not (forced or not batch.check_decode_mem(selected_indices=staying)):
             return False
-        loop.stats.settled["the KV pool is full"] += 1
+        loop.meter.settles("the KV pool is full")
         return True

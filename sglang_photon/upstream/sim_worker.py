@@ -2,8 +2,7 @@
 
 The model worker still builds SGLang's `ForwardBatch` (that is host work, and belongs to the step);
 the forward itself is replaced by whole numbers. When its result arrives is up to a `SimLane`: the
-photon loop runs on it by itself, the blocking loop waits for it in its forward, and SGLang's
-overlap loop meets it where it waits for the copy of a result.
+photon loop runs on it by itself, SGLang's loops meet it where they wait for the copy of a result.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang_photon.records import StepKind
 from sglang_photon.slots.sim import RealClock, SimLane, StepTime
 from sglang_photon.slots.slot import DecodeSlot
+from sglang_photon.slots.timing import TURNS, Busy
 
 FIRST_TOKEN = 1000
 """Tokens are counted from here on, away from every end of a sequence."""
@@ -46,7 +46,7 @@ class SimDevice:
         self._runner = scheduler.tp_worker.model_runner
         vocab = scheduler.model_config.vocab_size
         self._next = torch.tensor([next_token(token, vocab) for token in range(vocab)])
-        self._slots = [DecodeSlot.allocate(index=i, max_rows=1, pinned=False) for i in range(4)]
+        self._slots = [DecodeSlot.allocate(index=i, max_rows=1, pinned=False) for i in range(TURNS)]
         self._turn = 0
         if loop == "photon":
             scheduler.lane_factory = lambda: self.lane
@@ -55,8 +55,13 @@ class SimDevice:
             forward = self._compute_timed
             self._gate_copies(scheduler)
         else:
-            forward = self._compute_and_wait
+            forward = self._compute_gated
         scheduler.tp_worker.forward_batch_generation = forward
+        scheduler.device_times = self
+
+    def of(self, slot: int) -> Busy | None:
+        """When the device works on a step, for loops that record their steps."""
+        return self.lane.worked(self._slots[slot])
 
     def _compute(self, batch: Any, forward_batch: Any = None, **_: Any) -> GenerationBatchResult:
         forward = forward_batch or ForwardBatch.init_new(
@@ -79,9 +84,9 @@ class SimDevice:
         self.lane.copy(slot, _nothing)
         return result
 
-    def _compute_and_wait(self, batch: Any, **_: Any) -> GenerationBatchResult:
+    def _compute_gated(self, batch: Any, **_: Any) -> GenerationBatchResult:
         result = self._compute_timed(batch)
-        self.lane.wait(self._slots[(self._turn - 1) % len(self._slots)])
+        result.copy_done = _Arrival(self.lane, self._slots[(self._turn - 1) % len(self._slots)])
         return result
 
     def _gate_copies(self, scheduler: Any) -> None:
@@ -95,7 +100,7 @@ class SimDevice:
 
 
 class _Arrival:
-    """What SGLang's overlap loop waits on."""
+    """What SGLang's loops wait on."""
 
     def __init__(self, lane: SimLane, slot: DecodeSlot) -> None:
         self._lane = lane

@@ -43,6 +43,13 @@ def test_only_photons_own_loops_switch_the_plugin_on(loop: str, switch: str) -> 
     assert PhotonConfig(loop=loop).stock == (switch == "0")
 
 
+def test_a_stock_loop_that_is_measured_has_a_scheduler_of_ours() -> None:
+    config = PhotonConfig(loop="blocking", meter="on")
+    assert config.stock_loop
+    assert not config.stock
+    assert config.to_environment()["SGLANG_PHOTON"] == "1"
+
+
 def test_an_unknown_flag_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(UsageError, match=r"no flag --photon-lop\. Did you mean --photon-loop\?"):
         parse("--photon-lop=sglang")

@@ -9,6 +9,7 @@ import pytest
 
 from sglang_photon.loop.host import Release
 from sglang_photon.loop.tick import PhotonLoop, PrefillOverlap
+from sglang_photon.observe.meter import StepMeter
 from sglang_photon.records import StepKind
 from sglang_photon.slots.lane import InlineLane, Lane
 from sglang_photon.slots.sim import SimLane, VirtualClock
@@ -113,6 +114,7 @@ def bench(
     lane: Lane | None = None,
     overlap: PrefillOverlap = PrefillOverlap.AUTO,
     follows_clock: bool = True,
+    clock: VirtualClock | None = None,
 ) -> Bench:
     log: list[str] = []
     slots = [DecodeSlot.allocate(index=index, max_rows=4, pinned=False) for index in range(2)]
@@ -123,6 +125,7 @@ def bench(
         slots=slots,
         prefill_overlap=overlap,
         follows_clock=follows_clock,
+        meter=None if clock is None else StepMeter(clock=clock.now),
     )
     for note in notes:
         if note is not None:
@@ -271,12 +274,28 @@ def test_ranks_that_must_decide_alike_do_not_look_at_the_device() -> None:
 
 
 def test_a_launch_that_finds_the_device_dry_is_counted_late() -> None:
-    lane = device()
-    table = bench(note("0"), note("1"), None, lane=lane)
+    clock = VirtualClock()
+    lane = SimLane(step_time=lambda kind: 1.0, clock=clock)
+    table = bench(note("0"), note("1"), None, None, lane=lane, clock=clock)
     table.loop.tick()
-    lane.wait(table.loop._slots[0])
-    table.loop.tick()
-    assert (table.loop.stats.steps, table.loop.stats.late) == (2, 1)
+    clock.spend(1.5)
+    table.loop.run()
+    stats = table.loop.stats
+    assert stats.late.total() == 1
+    assert sum(stats.late_s.values()) == pytest.approx(0.5)
+
+
+def test_a_device_without_anything_to_run_is_not_late() -> None:
+    clock = VirtualClock()
+    lane = SimLane(step_time=lambda kind: 1.0, clock=clock)
+    table = bench(note("0"), None, None, note("1"), None, None, lane=lane, clock=clock)
+    for _ in range(3):
+        table.loop.tick()
+    assert "rest" in table.log
+    clock.spend(5.0)
+    table.loop.run()
+    assert not table.loop.stats.late
+    assert table.loop.stats.unfed_s == pytest.approx(5.0)
 
 
 def test_what_is_in_flight_is_shown_oldest_first() -> None:
