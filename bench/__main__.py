@@ -16,6 +16,7 @@ BENCHMARKS = {
     "ingest": "requests with pictures beside streaming text, on a simulated device",
     "vlm": "many image chats at once, on a simulated H100 or B200",
     "ipc": "handles of device memory: opened again, kept in a dict, kept in our cache",
+    "serve": "stock SGLang and Photon in turn, on your model, over HTTP",
     "gpu": "what only a GPU can answer, in parts",
 }
 MODULES = {"gpu": "gpu_check"}

@@ -28,19 +28,11 @@ if not __package__:  # Run as a file: the checkout, or the bundle, is what it me
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from sglang_photon.bench.gpu.journal import Journal, markdown
-from sglang_photon.bench.gpu.parts import PARTS, Part
+from sglang_photon.bench.gpu.parts import CANNOT, PARTS, Part
 from sglang_photon.bench.gpu.settings import Settings, add_arguments, settings_from
 from sglang_photon.errors import PhotonError, UsageError, report
 
 LIMIT_S = 480.0
-CANNOT = 3
-"""Exit code of a part that said why it cannot run here."""
-
-
-class CannotRunError(PhotonError):
-    """A part that has nothing to run on; the others go on."""
-
-    exit_code = CANNOT
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,8 +24,9 @@ class Figure:
 
     Attributes:
         part: the part's letter.
-        name: what was measured.
+        name: what was measured; with a column, under which conditions.
         value: the figure; None where there is none, and `note` says why.
+        column: which of several figures of the same conditions; the report makes them a table.
         unit: of the value.
         note: the conditions, where the name does not say them.
     """
@@ -35,6 +36,7 @@ class Figure:
     value: Value
     unit: str = ""
     note: str = ""
+    column: str = ""
 
     def text(self) -> str:
         """The value as a person reads it."""
@@ -49,7 +51,8 @@ class Figure:
     def line(self) -> str:
         """One printed line."""
         comment = f"  ({self.note})" if self.note and self.value is not None else ""
-        return f"{self.part}  {self.name:<58} {self.text()}{comment}"
+        name = f"{self.name}: {self.column}" if self.column else self.name
+        return f"{self.part}  {name:<58} {self.text()}{comment}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +85,18 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def figure(self, part: str, name: str, value: Value, unit: str = "", note: str = "") -> None:
+    def figure(
+        self,
+        part: str,
+        name: str,
+        value: Value,
+        unit: str = "",
+        note: str = "",
+        *,
+        column: str = "",
+    ) -> None:
         """Print a figure and keep it."""
-        found = Figure(part=part, name=name, value=value, unit=unit, note=note)
+        found = Figure(part=part, name=name, value=value, unit=unit, note=note, column=column)
         print(found.line(), flush=True)
         self._append({"figure": asdict(found), "at": round(time.time(), 3)})
 
@@ -100,7 +112,7 @@ class Journal:
         for record in self._records():
             if "figure" in record:
                 figure = Figure(**record["figure"])
-                found[figure.part, figure.name] = figure
+                found[figure.part, figure.name, figure.column] = figure
         return list(found.values())
 
     def ends(self) -> dict[str, End]:
@@ -126,20 +138,38 @@ class Journal:
 
 
 def markdown(figures: Sequence[Figure], ends: dict[str, End], titles: dict[str, str]) -> str:
-    """The figures as Markdown tables, one for each part."""
-    lines = []
+    """The figures as Markdown tables, one or two for each part."""
+    lines: list[str] = []
     for part, title in titles.items():
-        rows = [figure for figure in figures if figure.part == part]
+        own = [figure for figure in figures if figure.part == part]
         end = ends.get(part)
-        if not rows and end is None:
+        if not own and end is None:
             continue
         lines += [f"**{part}. {title}**", ""]
         if end is not None and not end.done:
-            lines += [f"{end.outcome}", ""]
-        if rows:
-            lines += ["| | | |", "| --- | ---: | --- |"]
-        for row in rows:
-            note = row.note if row.value is not None else ""
-            lines.append(f"| {row.name} | {row.text()} | {note} |")
-        lines.append("")
+            lines += [end.outcome, ""]
+        lines += _list([figure for figure in own if not figure.column])
+        lines += _table([figure for figure in own if figure.column])
     return "\n".join(lines).rstrip()
+
+
+def _list(figures: Sequence[Figure]) -> list[str]:
+    if not figures:
+        return []
+    lines = ["| | | |", "| --- | ---: | --- |"]
+    for figure in figures:
+        note = figure.note if figure.value is not None else ""
+        lines.append(f"| {figure.name} | {figure.text()} | {note} |")
+    return [*lines, ""]
+
+
+def _table(figures: Sequence[Figure]) -> list[str]:
+    if not figures:
+        return []
+    columns = list(dict.fromkeys(figure.column for figure in figures))
+    by_place = {(figure.name, figure.column): figure.text() for figure in figures}
+    lines = [f"| | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
+    for name in dict.fromkeys(figure.name for figure in figures):
+        cells = [by_place.get((name, column), "") for column in columns]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return [*lines, ""]

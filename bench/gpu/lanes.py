@@ -18,7 +18,7 @@ import torch
 
 from sglang_photon.bench.gpu.clock import milliseconds
 from sglang_photon.bench.gpu.decoder import QWEN25_VL_3B, TINY, Decoder
-from sglang_photon.bench.gpu.journal import NO_CUDA, Journal
+from sglang_photon.bench.gpu.journal import NO_CUDA, Journal, Value
 from sglang_photon.bench.gpu.settings import Settings
 from sglang_photon.bench.gpu.stepping import (
     Load,
@@ -28,6 +28,7 @@ from sglang_photon.bench.gpu.stepping import (
     make_slots,
     pipelined,
 )
+from sglang_photon.bench.gpu.trace import Window
 
 PART = "b"
 WARM = 4
@@ -123,17 +124,22 @@ class _Bench:
         t_block = statistics.median(_step_us(trace) for trace in blocked)
         t_pipe = statistics.median(_step_us(trace) for trace in piped)
         host_us = t_block - device_us
-        self._say(f"T_block, {cell}", t_block, "µs")
-        self._say(f"T_pipe, {cell}", t_pipe, "µs")
         predicted = (device_us + host_us) / max(device_us, host_us)
-        self._say(f"T_block / T_pipe, {cell}", t_block / t_pipe, "", f"predicted {predicted:.3f}")
-        for name, traces in (("blocking", blocked), ("two slots", piped)):
-            idle = _idle_us(traces)
-            self._say(f"idle per step, {name}, {cell}", idle, "µs", NO_CUDA if idle is None else "")
-        late = sum(trace.late or 0 for trace in piped)
-        self._say(f"late launches, {cell}", late, "", f"of {len(piped) * load.steps}")
+        late = sum(trace.late or 0 for trace in piped) / (len(piped) * load.steps) * 100
         same = all(trace.tokens == blocked[0].tokens for trace in (*blocked, *piped))
-        self._say(f"tokens equal to the blocking loop's, {cell}", same)
+        figures: dict[str, tuple[Value, str]] = {
+            "T_block": (t_block, "µs"),
+            "T_pipe": (t_pipe, "µs"),
+            "T_block / T_pipe": (t_block / t_pipe, ""),
+            "predicted": (predicted, ""),
+            "idle per step, blocking": (_idle_us(blocked), "µs"),
+            "idle per step, two slots": (_idle_us(piped), "µs"),
+            "launches that were late": (late, "%"),
+            "same tokens": (same, ""),
+        }
+        for column, (value, unit) in figures.items():
+            note = NO_CUDA if value is None else ""
+            self._journal.figure(PART, cell, value, unit, note, column=column)
 
     def _run(self, loop: Callable[..., Trace], load: Load, *, rewind: bool = True) -> Trace:
         if rewind:
@@ -143,9 +149,7 @@ class _Bench:
             torch.cuda.synchronize()
         return trace
 
-    def _say(
-        self, name: str, value: float | int | bool | str | None, unit: str = "", note: str = ""
-    ) -> None:
+    def _say(self, name: str, value: Value, unit: str = "", note: str = "") -> None:
         self._journal.figure(PART, name, value, unit, note)
 
 
@@ -184,15 +188,12 @@ def _counters() -> dict[str, int]:
 
 def _driver_calls(work: Callable[[], object]) -> Counter[str]:
     """Waits and allocations in a trace of the work."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        work()
-    calls: Counter[str] = Counter()
-    for event in profiler.events() or ():
-        if any(part in event.name for part in WAITS):
-            calls[event.name] += 1
-    return calls
+    window = Window(device="cuda")
+    window.start()
+    work()
+    window.stop()
+    names = (record.name for record in window.records() if not record.on_device)
+    return Counter(name for name in names if any(part in name for part in WAITS))
 
 
 def _counted(counts: Counter[str] | dict[str, int]) -> str:

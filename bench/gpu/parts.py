@@ -7,6 +7,16 @@ from dataclasses import dataclass
 
 from sglang_photon.bench.gpu.journal import Journal
 from sglang_photon.bench.gpu.settings import Settings
+from sglang_photon.errors import PhotonError
+
+CANNOT = 3
+"""Exit code of a part that said why it cannot run here."""
+
+
+class CannotRunError(PhotonError):
+    """A part that has nothing to run on; the others go on."""
+
+    exit_code = CANNOT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +46,7 @@ PARTS = {
         Part(letter="a", title="The machine", module="facts", limit_s=60),
         Part(letter="b", title="Lanes and slots, without SGLang", module="lanes", limit_s=120),
         Part(letter="c", title="CUDA IPC between two processes", module="handles", limit_s=60),
+        Part(letter="d", title="SGLang, three loops", module="served", limit_s=270),
     )
 }
 """In the order in which they run: what is cheap and always possible comes first."""

@@ -94,7 +94,7 @@ class _Receiver:
 def _without_sockets(base: type) -> type:
     class InProcess(base):  # type: ignore[misc, valid-type]
         outbox: Outbox
-        lane_factory: Callable[[], Lane]
+        lane_factory: Callable[[], Lane] | None
 
         def init_ipc_channels(self, port_args: Any) -> None:  # noqa: ARG002 - upstream's
             self.outbox = Outbox()
@@ -108,27 +108,32 @@ def _without_sockets(base: type) -> type:
             )
 
         def make_lane(self) -> Lane:
-            return self.lane_factory()
+            return super().make_lane() if self.lane_factory is None else self.lane_factory()
 
     return InProcess
 
 
 @contextmanager
 def in_process_scheduler(
-    arguments: Sequence[str], *, loop: str, make_lane: Callable[[], Lane] = InlineLane
+    arguments: Sequence[str],
+    *,
+    loop: str,
+    make_lane: Callable[[], Lane] | None = InlineLane,
+    defaults: Sequence[tuple[str, str]] = QUIET,
 ) -> Iterator[Any]:
     """Construct a scheduler, and take it and its process groups down afterwards.
 
     One at a time: SGLang's configuration and groups are global to the process.
 
     Args:
-        arguments: SGLang's, over the ones in `QUIET`; `--model-path` is needed.
+        arguments: SGLang's, over `defaults`; `--model-path` is needed.
         loop: one of `LOOPS`.
-        make_lane: makes the lane of each run of the photon loop.
+        make_lane: makes the lane of each run of the photon loop; None: the device's own.
+        defaults: arguments where none are given.
     """
     if loop not in LOOPS:
         raise UsageError(f"There is no loop {loop!r}", f"Choose one of: {', '.join(LOOPS)}")
-    given = [part for pair in QUIET if pair[0] not in arguments for part in pair]
+    given = [part for pair in defaults if pair[0] not in arguments for part in pair]
     given += [*arguments, *(("--disable-overlap-schedule",) if loop == "blocking" else ())]
     server_args = prepare_server_args(given)
     check_lora_server_args(server_args)
