@@ -24,8 +24,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-if not __package__:  # Run as a file: the checkout, or the bundle, is what it measures.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if not __package__:  # Run as a file: what it lies in, checkout or installation, is measured.
+    above = Path(__file__).resolve().parents
+    sys.path[0] = str(next(p for p in above if (p / "sglang_photon" / "__init__.py").exists()))
 
 from sglang_photon.bench.gpu.journal import Journal, markdown
 from sglang_photon.bench.gpu.parts import CANNOT, PARTS, Part

@@ -74,9 +74,8 @@ def main(argv: Sequence[str]) -> int:
     loads = _loads(options)
     options.out.mkdir(parents=True, exist_ok=True)
     resolved = names.resolve(model)
-    served = arguments.value("--served-model-name") or (
-        model.replace(":", "-") if resolved.is_demo else None
-    )
+    # The client looks for tokenizer and processor where it says what model it asks for.
+    arguments.replace(("--served-model-name",), resolved.path)
     environ = client_environment(arguments, os.environ)
     measured: dict[tuple[str, str], list[Measured]] = {}
     for turn in range(options.rounds):
@@ -85,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
             folder.mkdir(exist_ok=True)
             _say(f"round {turn + 1} of {options.rounds}: {NAMES[loop]}")
             server = ServerProcess(
-                [*flags, "--photon-loop", loop],
+                [*arguments.items, "--photon-loop", loop],
                 log=folder / "server.log",
                 start_limit_s=options.start_limit_s,
             )
@@ -96,7 +95,6 @@ def main(argv: Sequence[str]) -> int:
                         load,
                         port=server.port,
                         model=resolved.path,
-                        served_name=served,
                         environ=environ,
                         log=folder / f"client-{number}.log",
                     )

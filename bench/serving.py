@@ -102,7 +102,6 @@ def drive(
     *,
     port: int,
     model: str,
-    served_name: str | None,
     environ: Mapping[str, str],
     log: Path,
 ) -> Measured:
@@ -111,8 +110,7 @@ def drive(
     Args:
         load: what to ask.
         port: of the server, on this machine.
-        model: from which the client takes tokenizer and processor.
-        served_name: what requests call the model; None: as `model`.
+        model: what requests call the model, and where the client finds tokenizer and processor.
         environ: of the client.
         log: receives what the client prints; its report is put beside it.
 
@@ -124,7 +122,6 @@ def drive(
         *CLIENT,
         *load.arguments(),
         *("--host", "127.0.0.1", "--port", str(port), "--model", model),
-        *(("--served-model-name", served_name) if served_name else ()),
         *("--output-file", str(found), "--output-details", "--disable-tqdm"),
         *("--seed", "1", "--flush-cache", "--warmup-requests", "1"),
     ]
