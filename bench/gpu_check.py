@@ -66,7 +66,7 @@ def _run_parts(options: argparse.Namespace, settings: Settings, journal: Journal
     for letter, part in PARTS.items():
         if letter not in options.parts:
             continue
-        if letter in ends and ends[letter].done and not options.again:
+        if letter in ends and ends[letter].done and not settings.again:
             print(f"{letter}  done before; --again measures it again", flush=True)
             continue
         left = deadline - time.monotonic()
@@ -134,7 +134,6 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     )
     add_arguments(parser)
     parser.add_argument("--parts", default="".join(PARTS), help="their letters (default: all)")
-    parser.add_argument("--again", action="store_true", help="also parts that are done")
     parser.add_argument("--report", action="store_true", help="only print the figures so far")
     parser.add_argument(
         "--limit-s", type=float, default=LIMIT_S, help="seconds for all parts together"

@@ -115,6 +115,10 @@ class Journal:
                 found[figure.part, figure.name, figure.column] = figure
         return list(found.values())
 
+    def names(self, part: str) -> set[str]:
+        """What a part has measured so far."""
+        return {figure.name for figure in self.figures() if figure.part == part}
+
     def ends(self) -> dict[str, End]:
         """How each part ended last."""
         return {

@@ -47,6 +47,8 @@ PARTS = {
         Part(letter="b", title="Lanes and slots, without SGLang", module="lanes", limit_s=120),
         Part(letter="c", title="CUDA IPC between two processes", module="handles", limit_s=60),
         Part(letter="d", title="SGLang, three loops", module="served", limit_s=270),
+        Part(letter="f", title="Where the scheduler's thread is", module="sampled", limit_s=90),
+        Part(letter="e", title="SGLang under flashinfer", module="planned", limit_s=270),
     )
 }
 """In the order in which they run: what is cheap and always possible comes first."""

@@ -23,6 +23,7 @@ class Settings:
         host_us: host work per step in part b, µs.
         steps: decode steps measured in each cell.
         out: the journal.
+        again: measure also what the journal holds.
     """
 
     rehearse: bool
@@ -30,6 +31,7 @@ class Settings:
     host_us: tuple[float, ...]
     steps: int
     out: Path
+    again: bool = False
 
     @property
     def device(self) -> str:
@@ -40,6 +42,7 @@ class Settings:
         """The command line that gives these settings."""
         return [
             *(["--rehearse"] if self.rehearse else []),
+            *(["--again"] if self.again else []),
             *("--batch", *map(str, self.batches)),
             *("--host-us", *map(str, self.host_us)),
             *("--steps", str(self.steps), "--out", str(self.out)),
@@ -58,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host-us", type=float, nargs="+", default=None, help="part b: host work per step, µs"
     )
     parser.add_argument("--steps", type=int, default=None, help="decode steps per cell")
+    parser.add_argument("--again", action="store_true", help="also what is done already")
     parser.add_argument(
         "--out", type=Path, default=Path("gpu_check.jsonl"), help="where figures are appended"
     )
@@ -76,6 +80,7 @@ def settings_from(options: argparse.Namespace) -> Settings:
         host_us=tuple(options.host_us if options.host_us is not None else HOST_US),
         steps=options.steps or (24 if small else 100),
         out=options.out,
+        again=options.again,
     )
     if min(settings.batches) < 1 or min(settings.host_us) < 0 or settings.steps < 8:
         raise UsageError(

@@ -56,6 +56,26 @@ def test_a_dead_producers_handle_is_refused(rehearsed: Journal) -> None:
     assert answers["the next generation is served"] is True
 
 
+@pytest.mark.timeout(300)
+def test_sglang_itself_is_rehearsed(tmp_path: Path) -> None:
+    """Parts d to f: every loop on every load, with the blocking loop's tokens; a recording."""
+    out = tmp_path / "figures.jsonl"
+    few = ["--batch", "2", "--steps", "8", "--parts", "def"]
+    command = [sys.executable, str(SCRIPT), "--rehearse", "--out", str(out), *few]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    journal = Journal(out)
+    assert journal.ends()["d"].done
+    assert journal.ends()["e"].outcome == "cannot run here"
+    rows = {f.name: f for f in journal.figures() if f.column == "rows with blocking's tokens"}
+    assert len(rows) == 2 * 2 * 3
+    assert {figure.value for figure in rows.values()} == {"2 of 2"}
+    if journal.ends()["f"].done:  # Where py-spy may attach.
+        assert (tmp_path / "figures-photon.folded").exists()
+    else:
+        assert journal.ends()["f"].outcome == "cannot run here"
+
+
 def test_a_part_that_is_done_is_not_run_again(
     rehearsed: Journal, capfd: pytest.CaptureFixture[str]
 ) -> None:
