@@ -2,7 +2,8 @@
 
 One scheduler of Qwen2.5-VL-3B-Instruct's sizes with random weights, Triton attention and PyTorch
 sampling, decodes text rows and rows with a picture, streaming or not. Wall time comes from the
-host's clock; idle time and waits from a trace of a few steps more, since tracing slows the host.
+host's clock. A trace of a few steps more says how long kernels ran and what the host waited for;
+idle is the wall time less that, since tracing slows the host and would itself make gaps.
 Then the time to the first token of a request with a picture, and three suspicions about SGLang's
 loop, each with what shows it.
 """
@@ -214,7 +215,12 @@ class _Measurement:
             figures: dict[str, tuple[Value, str]] = {
                 "wall per step": (cell.wall_us, "µs"),
                 "tok/s": (cell.tok_s, ""),
-                "GPU idle per step": (None if seen is None else seen.idle_us, "µs"),
+                "GPU busy per step": (None if seen is None else seen.busy_us, "µs"),
+                "GPU idle per step": (
+                    None if seen is None else max(0.0, cell.wall_us - seen.busy_us),
+                    "µs",
+                ),
+                "idle in the trace": (None if seen is None else seen.idle_us, "µs"),
                 "waits for a stream per step": (None if seen is None else seen.stream_waits, ""),
                 "attention's plan per step": (cell.plan_us, "µs"),
                 "rows with blocking's tokens": (f"{same} of {batch}", ""),

@@ -57,6 +57,11 @@ class Summary:
     pageable_copies: float
 
     @property
+    def busy_us(self) -> float:
+        """A kernel ran."""
+        return self.span_us - self.idle_us
+
+    @property
     def stream_waits(self) -> float:
         """Waits for a whole stream or the device, which a step in flight prolongs."""
         return sum(count for name, count in self.waits.items() if "Event" not in name)

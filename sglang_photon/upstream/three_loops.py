@@ -14,7 +14,7 @@ import array
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,6 +32,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_photon.loop.eligibility import PHOTON, SGLANG, LoopChoice
 from sglang_photon.upstream.in_process import QUIET, in_process_scheduler, run
+
+PLANS = ("init_forward_metadata", "init_forward_metadata_out_graph")
+"""Of the attention backend: what runs on the host before a forward, without and with a graph."""
 
 PATCH, MERGE, FRAMES = 14, 2, 2
 """Of Qwen2.5-VL's vision tower: pixels of a patch, patches merged to a token, frames stacked."""
@@ -72,12 +75,14 @@ class Outcome:
         wall_s: of the steps between the marks.
         steps: how many.
         traced: steps while the probe looked.
+        plan_s: host time of the attention backend's preparation, of the steps between the marks.
         tokens: of each request, in order.
     """
 
     wall_s: float
     steps: int
     traced: int
+    plan_s: float
     tokens: list[list[int]]
 
 
@@ -91,7 +96,7 @@ class _Steady:
     steps: int
     traced: int
     probe: Probe
-    marks: list[tuple[float, int]] = field(default_factory=list)
+    marks: list[tuple[float, int, float]] = field(default_factory=list)
     _rows: int = 0
     _wanted: list[int] = field(default_factory=list)
 
@@ -106,7 +111,8 @@ class _Steady:
         if len(self.marks) < len(self._wanted) and forwards >= self._wanted[len(self.marks)]:
             if len(self.marks) == 2:
                 self.probe.start()
-            self.marks.append((time.perf_counter(), self.loops.forwards))
+            loops = self.loops
+            self.marks.append((time.perf_counter(), loops.forwards, loops.plan_s))
             if len(self.marks) == 4:
                 self.probe.stop()
         return due
@@ -154,13 +160,17 @@ class ThreeLoops:
 
     Args:
         scheduler: a Photon scheduler in this process.
-        model: `image_token_id`, `video_token_id`, `vision_start_token_id` and the vocabulary's size
-            of its config.
+
+    Attributes:
+        scheduler: the same.
+        forwards: forwards since it was built.
+        plan_s: host time of the attention backend's preparations since then.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self.forwards = 0
+        self.plan_s = 0.0
         self._serial = 0
         self._config = scheduler.model_config.hf_config
         processor = scheduler.batch_result_processor
@@ -176,6 +186,7 @@ class ThreeLoops:
             return forward(*args, **kwargs)
 
         worker.forward_batch_generation = counted
+        self._time_plans(worker.model_runner.attn_backend)
 
     @classmethod
     @contextmanager
@@ -200,6 +211,20 @@ class ThreeLoops:
             if before is not None:
                 os.environ["SGLANG_PHOTON_LOOP"] = before
 
+    def _time_plans(self, backend: Any) -> None:
+        """Time what the attention backend prepares on the host for each forward."""
+        for name in PLANS:
+            setattr(backend, name, self._timed(getattr(backend, name)))
+
+    def _timed(self, plan: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            result = plan(*args, **kwargs)
+            self.plan_s += time.perf_counter() - began
+            return result
+
+        return timed
+
     def use(self, loop: str) -> None:
         """Which loop the next runs are: `blocking`, `sglang` or `photon`."""
         scheduler = self.scheduler
@@ -220,11 +245,12 @@ class ThreeLoops:
             loops=self, messages=list(messages), warm=warm, steps=steps, traced=traced, probe=probe
         )
         sent = run(self.scheduler, source)
-        (began, first), (ended, last), (_, look), (_, done) = source.marks
+        (began, first, plan), (ended, last, planned), (_, look, _), (_, done, _) = source.marks
         return Outcome(
             wall_s=ended - began,
             steps=last - first,
             traced=done - look,
+            plan_s=planned - plan,
             tokens=[_tokens(sent.to_detokenizer, message.rid) for message in messages],
         )
 

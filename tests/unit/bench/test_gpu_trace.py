@@ -24,6 +24,7 @@ def test_gaps_between_kernels_are_idle() -> None:
     assert found is not None
     assert found.idle_us == 15.0  # 100 to 120 and 130 to 140, over two steps.
     assert found.span_us == 100.0
+    assert found.busy_us == 85.0
 
 
 def test_gaps_inside_a_graph_are_not() -> None:
