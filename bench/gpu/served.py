@@ -116,14 +116,23 @@ def prepare(device: str) -> str:
     if device == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    elif find_spec("sgl_kernel") is None:
-        os.environ["SGLANG_PHOTON_REFERENCE_OPS"] = "1"
-    if reference.wanted(os.environ):
-        os.environ.update(reference.child_environment(os.environ))
-        reference.install()
-        kernels = reference.status().kernels
-        return f"{kernels.choice}: {kernels.reason}"
-    return "real: sgl_kernel is installed"
+        return _reference_kernels()
+    # One process: its groups need no network, and a machine without one may have no other device.
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, "lo")
+    if find_spec("sgl_kernel") is not None:
+        return "real: sgl_kernel is installed"
+    os.environ["SGLANG_PHOTON_REFERENCE_OPS"] = "1"
+    # Compiling takes longer than what is measured, and would go on within it.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    return f"{_reference_kernels()}; torch.compile is off"
+
+
+def _reference_kernels() -> str:
+    os.environ.update(reference.child_environment(os.environ))
+    reference.install()
+    kernels = reference.status().kernels
+    return f"{kernels.choice}: {kernels.reason}"
 
 
 def arguments(settings: Settings, model: Path, more: Sequence[str]) -> list[str]:

@@ -104,9 +104,10 @@ class Window:
         self._cuda = device == "cuda"
 
     def start(self) -> None:
-        """Begin."""
+        """Begin, with the device at rest: what was launched before is not in it."""
         if not self._cuda:
             return
+        torch.cuda.synchronize()
         from torch.profiler import ProfilerActivity, profile
 
         self._profiler = profile(activities=[ProfilerActivity.CUDA])
