@@ -76,6 +76,9 @@ class _Work:
         self._trace = trace
         self._host: torch.Tensor | None = None
 
+    def stage(self, slot: DecodeSlot) -> None:
+        """Nothing: the step reads its tokens where the last one wrote them."""
+
     def forward(self) -> None:
         """Lane: the step, its tokens put aside before the next one overwrites them."""
         self._trace.gaps.begin()
@@ -129,6 +132,9 @@ class _Engine:
     def receive(self) -> None:
         """Nothing arrives."""
 
+    def chores(self) -> None:
+        """None."""
+
     def settle_reason(self) -> str | None:
         """Never."""
         return None
@@ -168,7 +174,8 @@ def make_slots(device: str, rows: int) -> tuple[DecodeSlot, ...]:
     """The product's slots."""
     pinned = device == "cuda"
     return tuple(
-        DecodeSlot.allocate(index=index, max_rows=rows, pinned=pinned) for index in range(SLOTS)
+        DecodeSlot.allocate(index=index, max_rows=rows, pinned=pinned, device=device)
+        for index in range(SLOTS)
     )
 
 

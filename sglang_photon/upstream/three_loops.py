@@ -231,7 +231,9 @@ class ThreeLoops:
         overlap = loop != "blocking"
         scheduler.enable_overlap = scheduler.tp_worker.enable_overlap = overlap
         scheduler.batch_result_processor = self._processors[overlap]
-        scheduler.photon_loop = None
+        # What a run of Photon's loop leaves on the scheduler would be taken for a loop that runs.
+        scheduler.photon_loop = scheduler.photon_rows = scheduler.photon_holds = None
+        scheduler.photon_ipc = scheduler.photon_inbox = None
         scheduler.photon_choice = LoopChoice(
             loop=PHOTON if loop == "photon" else SGLANG, reason="a benchmark asks for it"
         )
