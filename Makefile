@@ -12,10 +12,10 @@ STARTER = $(or $(PYTHON),$(shell command -v python3 || command -v python3.14 || 
 	command -v python3.13 || command -v python3.12 || command -v python3.11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test soak check clean
+.PHONY: help setup demo serve test soak check gpu-bundle clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | awk -F '\t' '{printf "make %-8s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | awk -F '\t' '{printf "make %-10s %s\n", $$1, $$2}'
 
 setup: ## make or update .venv (python: .venv/bin/python)
 	@test -n "$(STARTER)" || { echo "setup: no Python found. Install Python 3.11 or later." >&2; exit 1; }
@@ -39,6 +39,9 @@ check: setup ## lint, format, types, spelling, layout
 	@$(RUN) -m mypy
 	@$(RUN) -m codespell_lib
 	@$(RUN) tools/check_tree.py
+
+gpu-bundle: setup ## one folder for a GPU machine without network (ARGS="--out FOLDER")
+	@$(RUN) tools/gpu_bundle.py $(ARGS)
 
 clean: ## remove .venv and everything built or cached in the checkout
 	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

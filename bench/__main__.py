@@ -16,7 +16,14 @@ BENCHMARKS = {
     "ingest": "requests with pictures beside streaming text, on a simulated device",
     "vlm": "many image chats at once, on a simulated H100 or B200",
     "ipc": "handles of device memory: opened again, kept in a dict, kept in our cache",
+    "serve": "stock SGLang and Photon in turn, on your model, over HTTP",
+    "gpu": "what only a GPU can answer, in parts",
 }
+MODULES = {"gpu": "gpu_check"}
+"""Where the module is not called as the benchmark is."""
+
+ON_THIS_DEVICE = frozenset({"gpu", "serve"})
+"""Benchmarks of the device that is there; the others run SGLang on its CPU engine anywhere."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,8 +37,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if name not in BENCHMARKS:
             raise UsageError(f"There is no benchmark {name!r}", f"Choose: {', '.join(BENCHMARKS)}")
-        _prepare()
-        module = importlib.import_module(f"sglang_photon.bench.{name}")
+        if name not in ON_THIS_DEVICE:
+            _prepare()
+        module = importlib.import_module(f"sglang_photon.bench.{MODULES.get(name, name)}")
         code: int = module.main(rest)
     except PhotonError as error:
         return report(error)

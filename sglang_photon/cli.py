@@ -14,7 +14,7 @@ usage: photon COMMAND [arguments]
   serve    start a server: takes every flag of SGLang's launcher and --photon-* flags
   batch    a job over many pictures or texts: survives, and resumes
   doctor   check this machine and this installation, one line each
-  bench    benchmarks: the scheduler loops, requests with pictures, handles
+  bench    benchmarks: the loops, pictures, handles, your model over HTTP, a GPU check
   profile  record a running server; are there bubbles, and who makes them
   roofline the floor of a decode step and a prefill on a GPU, from sizes and data sheets
   version  print the version

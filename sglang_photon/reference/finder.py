@@ -3,8 +3,9 @@
     import torch        -> real; then pinning, and the op names where sgl_kernel is not installed
     import torchvision  -> its library loads?  nothing to do : define nms and qnms, then real
     import sgl_kernel   -> installed and loads?  real : stand-in
+    import the module of SGLang's dual GEMM kernel -> cutlass installed?  real : stand-in
 
-Deciding at import time keeps `install()` cheap: a process that imports none of the three pays for
+Deciding at import time keeps `install()` cheap: a process that imports none of them pays for
 one set lookup per import.
 """
 
@@ -17,7 +18,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from sglang_photon.reference import kernels, pinning, torchvision_ops
+from sglang_photon.reference import dual_gemm, kernels, pinning, torchvision_ops
 
 
 @dataclass
@@ -105,13 +106,16 @@ class _KernelLoader(Loader):
 
 
 class _StandInLoader(Loader):
-    """Makes a submodule of the stand-in."""
+    """Makes a module of ours: a submodule of the stand-in, by default."""
+
+    def __init__(self, furnish: Callable[[ModuleType], None] = kernels.furnish) -> None:
+        self.furnish = furnish
 
     def create_module(self, spec: ModuleSpec) -> None:  # noqa: ARG002
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        kernels.furnish(module)
+        self.furnish(module)
 
 
 class ReferenceFinder(MetaPathFinder):
@@ -123,13 +127,15 @@ class ReferenceFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answers for the three packages and the stand-in's submodules; None for all others."""
+        """Answers for the packages above and the stand-in's submodules; None for all others."""
         if fullname == "torch":
             return self._around(fullname, path, target, after=self.after_torch)
         if fullname == "torchvision":
             return self._torchvision(path, target)
         if fullname == kernels.PACKAGE:
             return self._kernels(path, target)
+        if fullname == dual_gemm.MODULE and self.real_spec(dual_gemm.NEEDS) is None:
+            return ModuleSpec(fullname, _StandInLoader(dual_gemm.furnish))
         parent, _, name = fullname.rpartition(".")
         if parent == kernels.PACKAGE and kernels.is_stand_in(sys.modules.get(parent)):
             return ModuleSpec(fullname, _StandInLoader()) if name in kernels.SUBMODULES else None

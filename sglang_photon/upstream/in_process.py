@@ -89,9 +89,7 @@ class _Receiver:
         """Ask the source, once until the next round; whether a round has something to do."""
         if self._arrived is None:
             self._arrived = self._source.poll(self._scheduler)
-        return bool(self._arrived) or (
-            self._source.exhausted() and self._scheduler.is_fully_idle()
-        )
+        return bool(self._arrived) or (self._source.exhausted() and self._scheduler.is_fully_idle())
 
     def forget(self) -> None:
         """The source may be asked again."""
@@ -110,7 +108,7 @@ class _Receiver:
 def _without_sockets(base: type) -> type:
     class InProcess(base):  # type: ignore[misc, valid-type]
         outbox: Outbox
-        lane_factory: Callable[[], Lane]
+        lane_factory: Callable[[], Lane] | None
 
         def init_ipc_channels(self, port_args: Any) -> None:  # noqa: ARG002 - upstream's
             self.outbox = Outbox()
@@ -124,7 +122,7 @@ def _without_sockets(base: type) -> type:
             )
 
         def make_lane(self) -> Lane:
-            return self.lane_factory()
+            return super().make_lane() if self.lane_factory is None else self.lane_factory()
 
         def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
             # As an `Inbox` does: no round without news.
@@ -141,22 +139,24 @@ def in_process_scheduler(
     arguments: Sequence[str],
     *,
     loop: str,
-    make_lane: Callable[[], Lane] = InlineLane,
+    make_lane: Callable[[], Lane] | None = InlineLane,
     metered: bool = False,
+    defaults: Sequence[tuple[str, str]] = QUIET,
 ) -> Iterator[Any]:
     """Construct a scheduler, and take it and its process groups down afterwards.
 
     One at a time: SGLang's configuration and groups are global to the process.
 
     Args:
-        arguments: SGLang's, over the ones in `QUIET`; `--model-path` is needed.
+        arguments: SGLang's, over `defaults`; `--model-path` is needed.
         loop: one of `LOOPS`.
-        make_lane: makes the lane of each run of the photon loop.
+        make_lane: makes the lane of each run of the photon loop; None: the device's own.
         metered: record the steps of the other loops as well.
+        defaults: arguments where none are given.
     """
     if loop not in LOOPS:
         raise UsageError(f"There is no loop {loop!r}", f"Choose one of: {', '.join(LOOPS)}")
-    given = [part for pair in QUIET if pair[0] not in arguments for part in pair]
+    given = [part for pair in defaults if pair[0] not in arguments for part in pair]
     given += [*arguments, *(("--disable-overlap-schedule",) if loop == "blocking" else ())]
     server_args = prepare_server_args(given)
     check_lora_server_args(server_args)
