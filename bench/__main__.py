@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from sglang_photon import reference
 from sglang_photon.errors import PhotonError, UsageError, report
 
-BENCHMARKS = {"loops": "three scheduler loops on one simulated device"}
+BENCHMARKS = {
+    "host": "the scheduler's host time per step, beside SGLang's",
+    "loops": "three scheduler loops on one simulated device",
+}
 
 
 def main(argv: Sequence[str]) -> int:
