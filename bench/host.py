@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from sglang_photon.bench import host_report
-from sglang_photon.bench.host_samples import LOOPS, Load, Results, Sample
+from sglang_photon.bench.host_samples import GOALS, LOOPS, Load, Results, Sample
 from sglang_photon.bench.host_stages import stages
 from sglang_photon.errors import UsageError
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure, or read what was measured; print and write the tables."""
     options = _options(argv)
     if options.stages:
-        return stages(_again(options), steps=options.steps)
+        return stages(_again(options), steps=options.steps, requests=options.requests)
     results = Results()
     if options.read:
         for path in options.read:
@@ -74,6 +74,8 @@ def main(argv: Sequence[str]) -> int:
 
 def loads(options: argparse.Namespace) -> list[Load]:
     """What is measured, in the order in which it is."""
+    if options.short:
+        return sorted({goal.load for goal in GOALS})
     return [
         Load(mode=mode, stream=stream, step_ms=step_ms, batch=batch)
         for mode in options.mode
@@ -138,11 +140,11 @@ def _again(options: argparse.Namespace) -> list[str]:
     """The arguments that decide what is measured."""
     batch = ["--batch", *map(str, options.batch)] if options.batch else []
     return [
+        *(["--short"] if options.short else []),
         *("--mode", *options.mode),
         *batch,
         *("--step-ms", *map(str, options.step_ms)),
         *("--stream", *(str(int(stream)) for stream in options.stream)),
-        *("--requests", str(options.requests)),
     ]
 
 
@@ -154,6 +156,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, nargs="+", help="rows, or clients")
     parser.add_argument("--step-ms", type=float, nargs="+", default=list(STEP_MS))
     parser.add_argument("--stream", type=int, nargs="+", default=[0, 1], choices=[0, 1])
+    parser.add_argument("--short", action="store_true", help="only the loads that have a goal")
     parser.add_argument("--loop", nargs="+", choices=LOOPS, default=list(LOOPS))
     parser.add_argument("--steps", type=int, default=STEPS, help="decode steps measured per cell")
     parser.add_argument("--requests", type=int, default=EACH, help="of each churning client")

@@ -97,7 +97,7 @@ def draw(path: Path, results: Results) -> None:
     height = TOP + sum(len(found) * BAR + GAP for _, found in cells) + GAP
     image = Image.new("RGB", (WIDTH, height), "white")
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(size=12)
-    pen.text((GAP, GAP), "Host time of the scheduler per step, µs", "black", font=font)
+    pen.text((GAP, GAP), "Host time of the scheduler per step, in microseconds", "black", font=font)
     for number, (loop, color) in enumerate(COLORS.items()):
         at = LEFT + number * 110
         pen.rectangle((at, 34, at + BAR, 34 + BAR - 2), fill=color)

@@ -14,9 +14,9 @@ from pathlib import Path
 from sglang_photon.bench.host_samples import LOOPS
 from sglang_photon.errors import PhotonError, UsageError
 
-RATE = 500
-STEPS = 2000
-"""At least so many steps: what is measured lasts seconds, not milliseconds."""
+RATE = 1000
+STEPS, REQUESTS, REPS = 6000, 20, 3
+"""At least so many steps, or requests of a client: a second per loop, not milliseconds."""
 
 TOP = 4
 
@@ -31,16 +31,17 @@ STAGES = {
     ),
     "wait": ("sleep_until",),
     "receive": ("receive", "ingest_requests", "recv_requests", "process_input_requests"),
-    "plan": ("plan", "get_next_batch_to_run"),
+    "plan": ("plan", "again", "step", "get_next_batch_to_run"),
     "launch": (
         "run_batch",
+        "_launch",
         "launch_batch_sample_if_needed",
         "stage",
         "submit",
         "read_back",
         "_submitting",
     ),
-    "commit": ("commit", "process_batch_result"),
+    "commit": ("commit", "_commit_oldest", "process_batch_result"),
     "stream": ("stream_output", "_send", "send_output", "ask"),
 }
 """Stages, and the functions that begin them. The innermost decides, except that joins and ends are
@@ -52,10 +53,10 @@ _FRAME = re.compile(r"(?:.*\.)?(?P<name>[\w<>]+) \((?P<file>[^():]*)(?::\d+)?\)"
 def loop_of(stack: Sequence[tuple[str, str]]) -> str | None:
     """Which loop a stack (name and file, outermost first) belongs to; None outside of all."""
     found = None
-    for name, file in stack:
+    for name, _ in stack:
         if name == "event_loop_normal":
             found = "blocking"
-        elif name == "event_loop_overlap" and file.endswith("managers/scheduler.py"):
+        elif name == "event_loop_overlap":
             found = "sglang"
         elif name == "_run_photon_loop":
             found = "photon"
@@ -109,12 +110,13 @@ def table(lines: Iterable[str]) -> str:
     return "\n".join(rows)
 
 
-def stages(arguments: Sequence[str], *, steps: int) -> int:
-    """Run the benchmark once in a child process under py-spy, and print its stage table.
+def stages(arguments: Sequence[str], *, steps: int, requests: int) -> int:
+    """Run the benchmark in a child process under py-spy, and print its stage table.
 
     Args:
         arguments: what is measured.
         steps: decode steps of a steady load; more, if these are few.
+        requests: of a closed-loop client; more, if these are few.
 
     Raises:
         PhotonError: py-spy may not look into a child process here, or the child failed.
@@ -123,11 +125,12 @@ def stages(arguments: Sequence[str], *, steps: int) -> int:
     if spy is None:
         raise UsageError("There is no py-spy", "Install it: pip install py-spy")
     command = [sys.executable, "-m", "sglang_photon.bench", "host", *arguments]
-    command += ["--reps", "1", "--steps", str(max(steps, STEPS))]
+    command += ["--reps", str(REPS), "--steps", str(max(steps, STEPS))]
+    command += ["--requests", str(max(requests, REQUESTS))]
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "stacks"
         spying = [spy, "record", "--rate", str(RATE), "--format", "raw", "--output", str(raw)]
-        code = subprocess.run([*spying, "--nonblocking", "--", *command], check=False).returncode
+        code = subprocess.run([*spying, "--", *command], check=False).returncode
         if code or not raw.exists():
             raise PhotonError(
                 f"py-spy ended with code {code}",

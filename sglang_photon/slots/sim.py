@@ -128,7 +128,7 @@ class SimLane:
 
     Attributes:
         busy: seconds of forwards submitted so far.
-        idle: seconds in which the device had nothing to do between two forwards.
+        idle: seconds in which the device had nothing to do after its first forward.
         forwards: how many forwards were submitted.
     """
 
@@ -151,9 +151,9 @@ class SimLane:
     def submit(self, slot: DecodeSlot, job: Job, *, kind: StepKind | None = None) -> None:
         """Queue the job behind what the device still has to do."""
         now = self._clock.now()
+        if self.forwards:
+            self.idle += max(0.0, now - self._free_at)
         if kind is not None:
-            if self.forwards:
-                self.idle += max(0.0, now - self._free_at)
             seconds = self._step_time(kind)
             self.busy += seconds
             self.forwards += 1

@@ -277,7 +277,12 @@ class HostBench(Bench):
         """The counters now; what the harness and the masks took is not the host's."""
         masks = 0.0 if self._sampled is None else self._sampled.seconds
         mark = super().mark()
-        mark = dataclasses.replace(mark, host=mark.host - self.wire.seconds - masks)
+        mark = dataclasses.replace(
+            mark,
+            host=mark.host - self.wire.seconds - masks,
+            # The lane counts an idle time when it ends.
+            idle=mark.idle + max(0.0, mark.wall - self.device.lane._free_at),
+        )
         self._marks.append((mark, masks))
         return mark
 

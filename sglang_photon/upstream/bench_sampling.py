@@ -65,20 +65,22 @@ class SampledSteps:
 
     def _forward(self, batch: Any, forward_batch: Any = None, **_: Any) -> GenerationBatchResult:
         device = self._device
-        read = forward_batch or batch
         # The photon loop submits by itself.
         timed = self._loop != "photon"
         result = device._compute_timed(batch) if timed else device._compute(batch, forward_batch)
+        # SGLang puts the batch's own back when this has returned.
+        read = forward_batch or batch
+        info, wants, rows = read.sampling_info, read.return_logprob, len(read.seq_lens)
 
         def sample() -> GenerationBatchResult:
-            self._fill_masks(read.sampling_info)
-            if read.return_logprob:
-                result.logits_output.next_token_logprobs = torch.zeros(len(read.seq_lens))
+            self._fill_masks(info)
+            if wants:
+                result.logits_output.next_token_logprobs = torch.zeros(rows)
             if timed:
                 self._arrive_after_now()
             return result
 
-        delayed = envs.SGLANG_ENABLE_DELAY_SAMPLE.get() or read.sampling_info.grammars is not None
+        delayed = envs.SGLANG_ENABLE_DELAY_SAMPLE.get() or info.grammars is not None
         if self._loop != "blocking" and delayed:
             result.delay_sample_func = sample
             return result
