@@ -5,9 +5,9 @@ blocking loop, SGLang's overlap loop and Photon's. The loops take turns within a
 machine that gets slower meanwhile slows all of them.
 
 Requests come tokenized, and what the scheduler sends is pickled and written to a socket that
-another process drains. Host time is the CPU time of the scheduler's thread; waiting for the device,
-filling grammar masks (a column of its own) and the harness are left out. So is the model runner,
-which a simulated device does not have.
+another process drains. Host time is the CPU time of the scheduler's thread. Left out are waiting
+for the device, filling grammar masks (a column of its own), harness and simulation; and the model
+runner, which a simulated device does not have.
 """
 
 from __future__ import annotations

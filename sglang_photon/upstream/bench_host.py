@@ -123,6 +123,25 @@ def wire() -> Iterator[Wire]:
             drain.wait(timeout=30)
 
 
+class _Lookup:
+    """The device's table of next tokens, and what reading it takes of the host.
+
+    Args:
+        table: its tensor.
+    """
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+        self.seconds = 0.0
+
+    def index_select(self, dim: int, index: Any) -> Any:
+        """As the tensor's."""
+        started = time.perf_counter()
+        found = self._table.index_select(dim, index)
+        self.seconds += time.perf_counter() - started
+        return found
+
+
 class _Arrivals:
     """When the results of decode steps were there, as the host saw it.
 
@@ -249,6 +268,7 @@ class HostBench(Bench):
             # The grammar is compiled before anything is timed.
             run(scheduler, _Together([self._ask(tokens=4, stream=False) for _ in range(4)]))
         self._arrivals = _Arrivals(self.device.lane)
+        self._lookup = self.device._next = _Lookup(self.device._next)
 
     @classmethod
     @contextmanager
@@ -264,7 +284,7 @@ class HostBench(Bench):
         ]
         with in_process_scheduler(arguments, loop=loop) as scheduler, wire() as end:
             bench = cls(scheduler=scheduler, loop=loop, kind=kind, end=end)
-            # As SGLang's server does once it is up.
+            # As SGLang's /freeze_gc does: else a collection of all its modules is timed.
             gc.collect()
             gc.freeze()
             try:
@@ -274,12 +294,12 @@ class HostBench(Bench):
                 del bench, scheduler
 
     def mark(self) -> Any:
-        """The counters now; what the harness and the masks took is not the host's."""
+        """The counters now; what masks, harness and simulation took is not the host's."""
         masks = 0.0 if self._sampled is None else self._sampled.seconds
         mark = super().mark()
         mark = dataclasses.replace(
             mark,
-            host=mark.host - self.wire.seconds - masks,
+            host=mark.host - masks - self.wire.seconds - self._lookup.seconds,
             # The lane counts an idle time when it ends.
             idle=mark.idle + max(0.0, mark.wall - self.device.lane._free_at),
         )
