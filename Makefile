@@ -12,7 +12,7 @@ STARTER = $(or $(PYTHON),$(shell command -v python3 || command -v python3.14 || 
 	command -v python3.13 || command -v python3.12 || command -v python3.11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test soak check gpu-bundle clean
+.PHONY: help setup demo serve bench test soak check gpu-bundle clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | sort | awk -F '\t' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ demo: setup ## start a server, ask it about a picture, show the answers, stop
 
 serve: setup ## keep a server with the demo model running (ARGS="--port 8000 ...")
 	@$(RUN) -m sglang_photon.launch_server --model-path demo $(ARGS)
+
+bench: setup ## the scheduler's host time beside SGLang's, in a few minutes (ARGS="--plot FILE ...")
+	@$(RUN) -m sglang_photon.bench host --short $(ARGS)
 
 test: setup ## all tests (ARGS="-k name ...")
 	@$(RUN) -m pytest $(ARGS)

@@ -11,6 +11,7 @@ from sglang_photon import reference
 from sglang_photon.errors import PhotonError, UsageError, report
 
 BENCHMARKS = {
+    "host": "the scheduler's host time per step, beside SGLang's",
     "loops": "three scheduler loops on one simulated device",
     "batch": "batch jobs: rows per second, device idle, memory, kills",
     "ingest": "requests with pictures beside streaming text, on a simulated device",

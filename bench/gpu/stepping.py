@@ -197,5 +197,5 @@ def pipelined(load: Load, *, lane: Lane, slots: Sequence[DecodeSlot], device: st
     trace = Trace(gaps=Gaps(device=device, count=load.steps))
     loop = PhotonLoop(host=_Engine(load, trace), lane=lane, slots=slots)
     loop.run()
-    trace.late = loop.stats.late
+    trace.late = loop.stats.late.total()
     return trace

@@ -54,7 +54,7 @@ def test_impossible_loads_are_refused() -> None:
 
 def test_an_unknown_benchmark_names_the_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["speed"]) == 2
-    assert "Choose: loops" in capsys.readouterr().err
+    assert "Choose: host, loops" in capsys.readouterr().err
 
 
 def test_a_section_replaces_itself_and_nothing_else(tmp_path: Path) -> None:
