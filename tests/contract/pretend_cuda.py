@@ -15,6 +15,7 @@ import importlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,9 +37,15 @@ NOTHING = (
 class Event:
     """Always past."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._at = 0.0
 
-    def record(self, *_: Any) -> None: ...
+    def record(self, *_: Any) -> None:
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, later: Event) -> float:
+        """Milliseconds."""
+        return (later._at - self._at) * 1e3
 
     def wait(self, *_: Any) -> None: ...
 
