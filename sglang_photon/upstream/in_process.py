@@ -126,8 +126,10 @@ def _without_sockets(base: type) -> type:
 
         def ingest_requests(self, stop_at_pause: bool = False) -> list[Any]:
             # As an `Inbox` does: no round without news.
-            if isinstance(self, PhotonScheduler) and not self.request_receiver.look():
-                self.request_receiver.forget()
+            receiver = self.request_receiver
+            own = isinstance(receiver, _Receiver) and isinstance(self, PhotonScheduler)
+            if own and not receiver.look():
+                receiver.forget()
                 return []
             return super().ingest_requests(stop_at_pause)
 
