@@ -32,9 +32,6 @@ from sglang_photon.upstream.ipc_binding import IpcBinding
 
 COMMANDS_EVERY = 8
 """Rounds between two looks at the socket of remote commands, while forwards are in flight."""
-ROUND_SECONDS = 0.01
-"""Longest time between two rounds: timeouts and producers that have ended are seen so late."""
-
 REQUESTS = (TokenizedGenerateReqInput, TokenizedEmbeddingReqInput)
 
 
@@ -77,11 +74,9 @@ class Inbox:
         self._binding = binding
         self._watch = Watch()
         self._prepared: list[tuple[Any, bool]] = []
-        self._by_itself = _alone(scheduler)
-        self._next_round = 0.0
         self.intake: Intake[Any, Any] = Intake(
             decode=_decoder(),
-            prepare=self._prepare if self._by_itself else None,
+            prepare=self._prepare if _alone(scheduler) else None,
             preparable=_preparable,
             release=self._release,
             ready=self._ready,
@@ -139,7 +134,6 @@ class Inbox:
 
     def pull(self) -> list[Any]:
         """The messages of this round, in order."""
-        self.intake.put(self._fetch())
         ended = [ProducerEnded(producer) for producer in self._watch.ended()]
         if not self.intake.pending:
             return ended
