@@ -198,13 +198,18 @@ class MeteredScheduler(Scheduler):
                 if hasattr(worker, name)
             ),
         )
+        # Somebody else may have put a method of their own on the instance.
+        before = [(owner, name, vars(owner).get(name)) for owner, name, _ in watched]
         for owner, name, method in watched:
             setattr(owner, name, method)
         try:
             yield
         finally:
-            for owner, name, _ in watched:
-                delattr(owner, name)
+            for owner, name, method in before:
+                if method is None:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, method)
             self.device_times = None
 
     def _slot(self) -> int:
