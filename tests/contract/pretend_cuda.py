@@ -51,9 +51,6 @@ class Event:
 
     def synchronize(self) -> None: ...
 
-    def elapsed_time(self, _: Any) -> float:
-        return 1.0
-
     def query(self) -> bool:
         return True
 
