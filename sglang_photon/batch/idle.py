@@ -1,4 +1,4 @@
-"""The server's bubble meter: how long its device had nothing to do although there was work.
+"""The server's bubble meter: how long its device was idle, with work waiting or without.
 
 A server started with `--enable-metrics` counts it on `/metrics`, if its loop measures it.
 """
@@ -9,9 +9,9 @@ import re
 from collections import defaultdict
 from typing import Any
 
-COUNTER = "sglang:photon_device_idle_seconds_total"
-LINE = re.compile(rf"^{COUNTER}(?:\{{(?P<labels>[^}}]*)\}})? (?P<value>\S+)$", re.MULTILINE)
-CAUSE = re.compile(r'(cause|reason|phase)="[^"]*",?')
+COUNTERS = "sglang:photon_device_(?:idle|unfed)_seconds_total"
+LINE = re.compile(rf"^{COUNTERS}(?:\{{(?P<labels>[^}}]*)\}})? (?P<value>\S+)$", re.MULTILINE)
+CAUSE = re.compile(r'cause="[^"]*",?')
 
 
 class IdleMeter:
@@ -40,5 +40,6 @@ def idle_seconds(metrics: str) -> float | None:
     """Seconds that a device was idle, the mean over ranks; None where nobody counts."""
     ranks: defaultdict[str, float] = defaultdict(float)
     for match in LINE.finditer(metrics):
-        ranks[CAUSE.sub("", match["labels"] or "")] += float(match["value"])
+        rank = CAUSE.sub("", match["labels"] or "").strip(",")
+        ranks[rank] += float(match["value"])
     return sum(ranks.values()) / len(ranks) if ranks else None

@@ -180,16 +180,17 @@ def test_idle_time_of_the_device() -> None:
     name = "sglang:photon_device_idle_seconds_total"
     labels = '{model_name="m",tp_rank="%d",cause="%s"}'
 
-    def text(*values: float) -> str:
+    def text(*values: float, unfed: float = 0.0) -> str:
         pairs = [(rank, cause) for rank in (0, 1) for cause in ("late", "plan")]
-        return "".join(
-            f"{name}{labels % pair} {value}\n" for pair, value in zip(pairs, values, strict=True)
-        )
+        lines = [f"{name}{labels % pair} {one}" for pair, one in zip(pairs, values, strict=True)]
+        rank = '{model_name="m",tp_rank="1"}'
+        lines.append(f"sglang:photon_device_unfed_seconds_total{rank} {unfed}")
+        return "\n".join(lines) + "\n"
 
     assert meter.sample("nothing of that kind 1.0\n", 0.0) is None
     assert meter.sample(text(1, 2, 3, 4), 10.0) is None
-    # Rank 0 was idle for 1 s more, rank 1 for 3 s: 2 s of 20 s in the mean.
-    assert meter.sample(text(1.5, 2.5, 4, 6), 30.0) == pytest.approx(0.1)
+    # Rank 0 was idle for 1 s more, rank 1 for 3 s and 2 s with nothing to do: 3 s of 20 s.
+    assert meter.sample(text(1.5, 2.5, 4, 6, unfed=2.0), 30.0) == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize(
