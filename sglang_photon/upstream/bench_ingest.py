@@ -37,7 +37,7 @@ class _Sent:
 
     def send_output(self, output: Any, recv_obj: Any = None) -> None:  # noqa: ARG002 - upstream's
         now = time.perf_counter()
-        if hasattr(output, "decode_ids"):
+        if hasattr(output, "finished_reasons"):
             for rid, reason in zip(output.rids, output.finished_reasons, strict=True):
                 self.times.setdefault(rid, []).append(now)
                 if reason is not None:

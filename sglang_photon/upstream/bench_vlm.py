@@ -146,7 +146,7 @@ class _Log:
 
     def note(self, output: Any, idle: float) -> int:
         """One message; how many requests it ended."""
-        if not hasattr(output, "decode_ids"):
+        if not hasattr(output, "finished_reasons"):
             return 0
         now, before = time.perf_counter(), len(self.ended)
         for index, rid in enumerate(output.rids):

@@ -8,7 +8,6 @@ three loops: `blocking`, `sglang` (SGLang's overlap loop), `photon`.
 from __future__ import annotations
 
 import gc
-import pickle
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -72,9 +71,7 @@ class _Sink:
         self.socket = None
 
     def send_output(self, output: Any, recv_obj: Any = None) -> None:  # noqa: ARG002 - upstream's
-        # As another process would get it, where it is not the same object there.
-        packed = isinstance(output, PackedTokens)
-        self.messages.append(pickle.loads(pickle.dumps(output)) if packed else output)
+        self.messages.append(output.received() if isinstance(output, PackedTokens) else output)
 
 
 class _Receiver:

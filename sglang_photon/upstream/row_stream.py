@@ -84,6 +84,15 @@ class PackedTokens:
         self._tokens = tokens.tobytes()
         self._counts = counts.tobytes()
 
+    @property
+    def completion_tokens(self) -> list[int]:
+        """Output tokens of each request so far."""
+        return wire.tokens_of(self._counts)
+
+    def received(self) -> BatchTokenIDOutput:
+        """What the other end of the socket gets."""
+        return unpack(self._header, self._tokens, self._counts)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return unpack, (self._header, self._tokens, self._counts)
 

@@ -42,6 +42,7 @@ def test_a_packed_chunk_is_the_message_that_sglang_would_have_sent() -> None:
         def counting(self: RowStream, message: PackedTokens) -> None:
             nonlocal packed
             packed += 1
+            assert pickle.loads(pickle.dumps(message)) == message.received()
             send(self, message)
 
         patch.setattr(RowStream, "send", counting)

@@ -19,6 +19,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_photon.reference.models import names
 from sglang_photon.slots.sim import RealClock, SimLane
 from sglang_photon.upstream.hash_body import HashBody
+from sglang_photon.upstream.row_stream import PackedTokens
 from sglang_photon.upstream.with_sockets import scheduler_with_sockets
 from tests.differential.rig import assert_balanced, seen
 
@@ -75,7 +76,7 @@ def play(loop: str) -> tuple[dict[str, Any], Any]:
         ended: set[str] = set()
 
         def receive_output(output: Any, recv_obj: Any = None) -> None:
-            sent.append(output)
+            sent.append(output.received() if isinstance(output, PackedTokens) else output)
             if hasattr(output, "finished_reasons"):
                 pairs = zip(output.rids, output.finished_reasons, strict=True)
                 ended.update(rid for rid, reason in pairs if reason is not None)
