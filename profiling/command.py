@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -87,24 +88,26 @@ def record_from(
     from sglang_photon.profiling.record import Options, record
 
     server = find_server(port=options.port, pid=options.pid)
-    folder = options.output or Path(tempfile.mkdtemp(prefix="photon-profile-"))
     for pid, name in server.skipped:
         print(f"warning: process {pid} ({name}) is not Python and is left out", file=sys.stderr)
-    recording = record(
-        server,
-        folder,
-        Options(
-            seconds=options.seconds,
-            rate=options.rate,
-            roles=options.role,
-            native=options.native,
-            gil=options.gil,
-            idle=not options.no_idle,
-            in_process=options.in_process,
-            stacks_needed=stacks_needed,
-        ),
+    wanted = Options(
+        seconds=options.seconds,
+        rate=options.rate,
+        roles=options.role,
+        native=options.native,
+        gil=options.gil,
+        idle=not options.no_idle,
+        in_process=options.in_process,
+        stacks_needed=stacks_needed,
     )
-    write_outputs(recording)
+    folder = options.output or Path(tempfile.mkdtemp(prefix="photon-profile-"))
+    try:
+        recording = record(server, folder, wanted)
+        write_outputs(recording)
+    except BaseException:
+        if options.output is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     span = recording.meta["span"]
     if keep:
         part = "interrupted, " if span["interrupted"] else ""

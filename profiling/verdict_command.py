@@ -20,21 +20,27 @@ MAX_IDLE_PCT = 2.0
 def main(argv: Sequence[str]) -> int:
     """Return 0 for no bubbles, 2 for bubbles, 3 where it cannot be told."""
     options = _options(argv)
-    if options.recording is not None:
-        recording = Recording.open(options.recording)
-    else:
-        recording = record_from(options, keep=options.output is not None, stacks_needed=False)
     blocking = None if options.blocking is None else Recording.open(options.blocking)
+    if options.recording is not None:
+        return _judge(Recording.open(options.recording), options, blocking)
+    kept = options.output is not None
+    recording = record_from(options, keep=kept, stacks_needed=False)
+    try:
+        code = _judge(recording, options, blocking)
+        if kept:
+            print(f"report: {write_report(recording)}")
+    finally:
+        if not kept:
+            shutil.rmtree(recording.path)
+    return code
+
+
+def _judge(recording: Recording, options: argparse.Namespace, blocking: Recording | None) -> int:
     verdict = judge(recording, max_idle_pct=options.max_idle, blocking=blocking)
     for line in lines(verdict):
         print(line)
     if options.json is not None:
         options.json.write_text(json.dumps(verdict.to_json(), indent=1) + "\n")
-    if options.recording is None:
-        if options.output is None:
-            shutil.rmtree(recording.path)
-        else:
-            print(f"report: {write_report(recording)}")
     return verdict.exit_code
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +99,17 @@ def test_no_samples_at_all_are_a_valid_recording(
     assert main(words) == 0
     assert "no stacks: 100 % waiting" in capsys.readouterr().out
     assert "cannot tell" in (out / "report.html").read_text()
+
+
+def test_a_verdict_that_fails_leaves_no_folder_behind(
+    tmp_path: Path, victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = find_tool(stub(tmp_path / "bin", FAILS.format("bad magic 7")))
+    monkeypatch.setattr(pyspy, "find_tool", lambda: tool)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    assert main(["verdict", "--pid", str(victim.pid), "--seconds", "0.2"]) == 1
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 WRITER = """
