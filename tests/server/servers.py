@@ -150,18 +150,17 @@ class Running:
         family = self.server.processes()
         return [p.pid for p in family if "sglang::scheduler" in " ".join(p.cmdline())]
 
-    def stop(self, signum: signal.Signals = signal.SIGINT, *, whole_group: bool = False) -> Ending:
-        """Stop the server by a signal and look around; once.
+    def stop(self, signum: signal.Signals = signal.SIGINT) -> Ending:
+        """Stop the server by a signal to its main process and look around; once.
 
         Args:
             signum: SIGTERM lets running requests end, for which SGLang looks every 5 s.
-            whole_group: signal every process, as Ctrl-C in a terminal does.
         """
         if self._ending is None:
             family = self.server.processes()
             ports = _listening(family)
             segments = _segments(family)
-            (os.killpg if whole_group else os.kill)(self.server.pid, signum)
+            os.kill(self.server.pid, signum)
             psutil.wait_procs(family, timeout=STOP_LIMIT_S)
             codes = [getattr(p, "returncode", None) for p in family if p.pid == self.server.pid]
             self._ending = Ending(
