@@ -60,6 +60,7 @@ SGLANG = {
 TORCH_WAITS = frozenset({"synchronize"})
 FORWARD = {
     ("upstream/step.py", "forward"),
+    ("upstream/row_step.py", "forward"),
     ("managers/tp_worker.py", "forward_batch_generation"),
     ("managers/tp_worker.py", "forward_batch_embedding"),
     ("model_executor/model_runner.py", "forward"),

@@ -138,24 +138,28 @@ def plant(fault: str, planted: Plant, scheduler: Any) -> Callable[[], None]:
 
         return sometimes
     if fault == "slow commit":
-        commit = scheduler.process_batch_result
+        reporter = scheduler.metrics_reporter
+        report = reporter.update_device_timer
 
-        def slowly(batch: Any, result: Any) -> None:
-            commit(batch, result)
+        def slowly() -> None:
+            report()
             planted.function(SLOW_S)
 
-        scheduler.process_batch_result = slowly
+        # The last thing that the commit of any step does.
+        reporter.update_device_timer = slowly
     elif fault == "hidden copy":
-        decide = scheduler.get_next_batch_to_run
+        tracker = type(scheduler.new_token_ratio_tracker)
+        decay = tracker.decay_step
 
-        def waiting(**kwargs: Any) -> Any:
+        def waiting(self: Any) -> None:
             loop = scheduler.photon_loop
             newest = None if loop is None else loop.pipeline.newest
             if newest is not None:
                 planted.function(loop._lane, loop._slots[newest.slot])
-            return decide(**kwargs)
+            decay(self)
 
-        scheduler.get_next_batch_to_run = waiting
+        # Called in the plan of every decode step.
+        tracker.decay_step = waiting
     return lambda: None
 
 
