@@ -40,6 +40,13 @@ def count_launch(scheduler: Any, batch: Any) -> tuple[int, float, bool]:
     return batch.forward_iter, batch.launch_ts, batch.after_idle_gap
 
 
+def leave_out(zombies: int, result: Any) -> None:
+    """Have a result count the tokens that clients see."""
+    if zombies:
+        count = result.get_num_generated_tokens
+        result.get_num_generated_tokens = lambda rows: count(rows) - zombies
+
+
 def count_step(
     scheduler: Any, batch: Any, result: Any, *, launch: tuple[int, float, bool], tokens: int
 ) -> None:
@@ -53,7 +60,6 @@ def count_step(
         tokens: that clients see.
     """
     batch.forward_iter, batch.launch_ts, batch.after_idle_gap = launch
-    result.get_num_generated_tokens = lambda rows: tokens  # noqa: ARG005 - SGLang's
     snapshot = scheduler.publish_load_snapshot()
     scheduler.load_publisher.publish_load_stat(
         scheduler.load_inquirer.get_loads, force=False, snapshot=snapshot

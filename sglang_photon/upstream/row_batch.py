@@ -56,6 +56,11 @@ class RowBatch:
         self._common: dict[Any, dict[str, Any]] = {}
         self.relay = TokenRelay(scheduler.future_map.output_tokens_buf)
 
+    def close(self) -> None:
+        """The loop has ended, with nothing in flight."""
+        self.hand_back(self._scheduler.running_batch)
+        self._stream.close()
+
     def again(self) -> bool:
         """Prepare the same step once more, if nobody came, left, waits, or needs a KV slot."""
         scheduler, cohort = self._scheduler, self._cohort

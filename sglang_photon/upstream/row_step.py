@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_photon.records import StepKind
 from sglang_photon.rows.table import Cohort
 from sglang_photon.slots.slot import DecodeSlot
-from sglang_photon.upstream.counting import NO_EVENT, count_launch, count_step
+from sglang_photon.upstream.counting import NO_EVENT, count_launch, count_step, leave_out
 from sglang_photon.upstream.row_forward import CohortForward
 from sglang_photon.upstream.takeover import CUMULATE
 
@@ -115,6 +115,7 @@ class RowStep:
         assert slot is not None, "a step is committed after its launch"
         rows = len(self.cohort)
         self._rows.commit(self, self._result, slot.token_ids[:rows].numpy(), zombies=zombies)
+        leave_out(zombies, self._result)
         count_step(
             self._scheduler,
             self.batch,

@@ -147,11 +147,13 @@ class RowStream:
     def __init__(self, scheduler: Any) -> None:
         self._streamer = scheduler.output_streamer
         self._notes: dict[str, bytes] = {}
-        self._packs = self._streamer.rust_server is None and envs.SGLANG_USE_PICKLE_IPC.get()
-        if self._packs:
-            self._streamer.send_to_detokenizer = _Tap(
-                self._streamer.send_to_detokenizer, self._notes
-            )
+        self._sender = self._streamer.send_to_detokenizer
+        if self._streamer.rust_server is None and envs.SGLANG_USE_PICKLE_IPC.get():
+            self._streamer.send_to_detokenizer = _Tap(self._sender, self._notes)
+
+    def close(self) -> None:
+        """Give SGLang's streamer its sender back."""
+        self._streamer.send_to_detokenizer = self._sender
 
     def is_plain(self, req: Any) -> bool:
         """Whether the request streams every token, and has streamed one."""
@@ -167,7 +169,7 @@ class RowStream:
 
     def send(self, message: PackedTokens) -> None:
         """One chunk each."""
-        self._streamer.send_to_detokenizer._sender.send_output(message)
+        self._sender.send_output(message)
 
     def ask(self, reqs: Sequence[Any], *, logprobs: bool) -> None:
         """Let SGLang's streamer decide about these requests."""

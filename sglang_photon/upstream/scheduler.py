@@ -263,7 +263,7 @@ class PhotonScheduler(MeteredScheduler):
             stack.enter_context(released_aside())
             loop.run()
             if self.photon_rows is not None:
-                self.photon_rows.hand_back(self.running_batch)
+                self.photon_rows.close()
 
     def _come_to_rest(self) -> None:
         """Nothing in flight, and upstream's bookkeeping up to date."""

@@ -12,7 +12,6 @@ whose sampling needs the token before is the same code with one part run later.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from typing import Any
 
 from sglang.srt.managers.overlap_utils import resolve_forward_inputs
@@ -21,7 +20,7 @@ from sglang.srt.managers.utils import EmbeddingBatchResult, GenerationBatchResul
 
 from sglang_photon.records import StepKind
 from sglang_photon.slots.slot import DecodeSlot
-from sglang_photon.upstream.counting import NO_EVENT, count_launch
+from sglang_photon.upstream.counting import NO_EVENT, count_launch, leave_out
 from sglang_photon.upstream.takeover import CUMULATE
 
 
@@ -131,8 +130,7 @@ class Step:
             hidden = self._committed.return_hidden_states
             result.extend_input_len_per_req = self._extend_lens if wants or hidden else None
             result.extend_logprob_start_len_per_req = self._logprob_starts if wants else None
-            if zombies:
-                result = _WithoutZombies.of(result, zombies)
+            leave_out(zombies, result)
         self._scheduler.process_batch_result(self._committed, result)
 
     def _embed(self) -> EmbeddingBatchResult:
@@ -142,21 +140,6 @@ class Step:
             pooled_hidden_states=output.pooled_hidden_states,
             can_run_cuda_graph=used_graph,
         )
-
-
-@dataclasses.dataclass
-class _WithoutZombies(GenerationBatchResult):
-    """A result that counts the tokens that clients will see."""
-
-    zombies: int = 0
-
-    @classmethod
-    def of(cls, result: GenerationBatchResult, zombies: int) -> _WithoutZombies:
-        fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
-        return cls(**fields, zombies=zombies)
-
-    def get_num_generated_tokens(self, batch_size: int) -> int:
-        return super().get_num_generated_tokens(batch_size) - self.zombies
 
 
 def _freeze(batch: ScheduleBatch) -> ScheduleBatch:

@@ -11,7 +11,7 @@ import torch
 from sglang_photon.slots.slot import DecodeSlot
 from sglang_photon.upstream import row_forward
 from sglang_photon.upstream.row_forward import CohortForward
-from sglang_photon.upstream.row_stream import NEW, PackedTokens, RowStream
+from sglang_photon.upstream.row_stream import PackedTokens, RowStream
 from tests.differential.features import FEATURES
 from tests.differential.rig import Ask, rig
 
@@ -70,8 +70,12 @@ def _chunks(bench: Any, events: list[Ask]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def test_a_packed_message_says_what_is_new() -> None:
-    assert set(NEW) == {"finished_reasons", "decode_ids", "output_ids", "completion_tokens"}
+def test_the_loop_gives_the_streamer_its_sender_back() -> None:
+    with rig(*ARGUMENTS, loop="photon") as bench:
+        streamer = bench.scheduler.output_streamer
+        before = streamer.send_to_detokenizer
+        bench.play(asks("plain"))
+        assert streamer.send_to_detokenizer is before
 
 
 @pytest.mark.parametrize(
