@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import array
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_photon.records import StepKind
 from sglang_photon.reference.models import names
 from sglang_photon.upstream.in_process import in_process_scheduler, run
+from sglang_photon.upstream.requests import tokenized
 from sglang_photon.upstream.sim_worker import SimDevice, next_token
 
 MODEL = "demo:random:qwen2,hidden=64,layers=1,vocab=32768"
@@ -174,18 +173,10 @@ class Bench:
             temperature=0.0, max_new_tokens=tokens, ignore_eos=stops is None, stop_token_ids=stops
         )
         params.normalize(self._scheduler.tokenizer)
-        return TokenizedGenerateReqInput(
+        return tokenized(
             rid=str(self._serial),
-            input_text="",
-            input_ids=array.array("q", range(self._serial, self._serial + PROMPT_TOKENS)),
-            input_embeds=None,
-            mm_inputs=None,
-            token_type_ids=None,
-            sampling_params=params,
-            return_logprob=False,
-            logprob_start_len=-1,
-            top_logprobs_num=0,
-            token_ids_logprob=None,
+            ids=range(self._serial, self._serial + PROMPT_TOKENS),
+            params=params,
             stream=stream,
         )
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.managers.mm_utils import ShmPointerMMData
 from sglang.srt.managers.multimodal_processor import get_mm_processor, import_processors
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -25,6 +24,7 @@ from sglang.srt.utils.hf_transformers_utils import get_processor
 from sglang.srt.utils.stale_shm_cleanup import make_shm_name
 
 from sglang_photon.bench.feeder import Message, Segment
+from sglang_photon.upstream.requests import tokenized
 
 
 class PictureMessages:
@@ -102,20 +102,7 @@ class PictureMessages:
     def _frame(self, rid: str, ids: Any, mm_inputs: Any, tokens: int) -> bytes:
         params = SamplingParams(temperature=0.0, max_new_tokens=tokens, ignore_eos=True)
         params.normalize(self._scheduler.tokenizer)
-        message = TokenizedGenerateReqInput(
-            rid=rid,
-            input_text="",
-            input_ids=ids,
-            input_embeds=None,
-            mm_inputs=mm_inputs,
-            token_type_ids=None,
-            sampling_params=params,
-            return_logprob=False,
-            logprob_start_len=-1,
-            top_logprobs_num=0,
-            token_ids_logprob=None,
-            stream=True,
-        )
+        message = tokenized(rid=rid, ids=ids, params=params, mm_inputs=mm_inputs)
         return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 

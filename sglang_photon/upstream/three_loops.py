@@ -10,7 +10,6 @@ the tokenizer process would send.
 
 from __future__ import annotations
 
-import array
 import dataclasses
 import os
 import time
@@ -32,6 +31,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_photon.loop.eligibility import PHOTON, SGLANG, LoopChoice
 from sglang_photon.upstream.in_process import QUIET, in_process_scheduler, run
+from sglang_photon.upstream.requests import tokenized
 
 PLANS = ("init_forward_metadata", "init_forward_metadata_out_graph")
 """Of the attention backend: what runs on the host before a forward, without and with a graph."""
@@ -285,19 +285,8 @@ class ThreeLoops:
         picture = None
         if ask.side:
             ids, picture = self._picture(ask.side, ids, random)
-        return TokenizedGenerateReqInput(
-            rid=str(self._serial),
-            input_text="",
-            input_ids=array.array("q", ids),
-            input_embeds=None,
-            mm_inputs=picture,
-            token_type_ids=None,
-            sampling_params=params,
-            return_logprob=False,
-            logprob_start_len=-1,
-            top_logprobs_num=0,
-            token_ids_logprob=None,
-            stream=ask.stream,
+        return tokenized(
+            rid=str(self._serial), ids=ids, params=params, stream=ask.stream, mm_inputs=picture
         )
 
     def _picture(

@@ -20,6 +20,7 @@ from sglang_photon.slots.lane import InlineLane, Lane, ThreadLane
 from sglang_photon.slots.sim import SimLane, VirtualClock
 from sglang_photon.upstream.hash_body import HashBody
 from sglang_photon.upstream.in_process import in_process_scheduler, run
+from sglang_photon.upstream.requests import tokenized
 from tests.differential.pictures import prepared
 
 MODEL = "demo:random:qwen2,hidden=64,layers=1,vocab=1024"
@@ -70,22 +71,12 @@ class Ask:
         params.normalize(scheduler.tokenizer)
         params.verify(scheduler.model_config.vocab_size)
         shown = prepared(scheduler, self.pictures, self.prompt) if self.pictures else None
-        return TokenizedGenerateReqInput(
+        return tokenized(
             rid=self.rid,
-            sampling_params=params,
-            input_ids=array.array("q", self.prompt if shown is None else shown.input_ids),
+            ids=self.prompt if shown is None else shown.input_ids,
+            params=params,
             mm_inputs=shown,
-            **{
-                "input_text": "",
-                "input_embeds": None,
-                "token_type_ids": None,
-                "return_logprob": False,
-                "logprob_start_len": -1,
-                "top_logprobs_num": 0,
-                "token_ids_logprob": None,
-                "stream": True,
-                **self.fields,
-            },
+            **self.fields,
         )
 
 

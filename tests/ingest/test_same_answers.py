@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import pickle
 import random
 import threading
@@ -19,6 +18,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_photon.reference.models import names
 from sglang_photon.slots.sim import RealClock, SimLane
 from sglang_photon.upstream.hash_body import HashBody
+from sglang_photon.upstream.requests import tokenized
 from sglang_photon.upstream.row_stream import PackedTokens
 from sglang_photon.upstream.with_sockets import scheduler_with_sockets
 from tests.differential.rig import assert_balanced, seen
@@ -33,20 +33,7 @@ def request(scheduler: Any, number: int) -> TokenizedGenerateReqInput:
     params = SamplingParams(temperature=0.0, max_new_tokens=chance.randint(2, 24), ignore_eos=True)
     params.normalize(scheduler.tokenizer)
     prompt = [chance.randrange(1024) for _ in range(chance.randint(1, 400))]
-    return TokenizedGenerateReqInput(
-        rid=f"r{number}",
-        input_text="",
-        input_ids=array.array("q", prompt),
-        input_embeds=None,
-        mm_inputs=None,
-        token_type_ids=None,
-        sampling_params=params,
-        return_logprob=False,
-        logprob_start_len=-1,
-        top_logprobs_num=0,
-        token_ids_logprob=None,
-        stream=True,
-    )
+    return tokenized(rid=f"r{number}", ids=prompt, params=params)
 
 
 def send(address: str, messages: Sequence[Any]) -> None:
